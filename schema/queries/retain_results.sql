@@ -1,0 +1,16 @@
+-- Success longer than the queue's success_expired_ms -> Stopped, its result dropped. $1 queue text
+-- (SELECT docsched_now() ...): read once, so that it can bound the index scan.
+WITH old AS (
+  SELECT t.task_id, t.task_version
+  FROM task_scheduler_tasks t
+  WHERE t.queue = $1 AND t.status = 2
+    AND t.finished_at < (SELECT docsched_now() - q.success_expired_ms FROM queues q WHERE q.queue = $1)
+  ORDER BY t.finished_at
+  LIMIT 500
+  FOR UPDATE OF t SKIP LOCKED
+)
+UPDATE task_scheduler_tasks t
+SET status = 4, reason = 'retention', result = NULL, finished_at = docsched_now(), update_at = docsched_now()
+FROM old
+WHERE t.queue = $1 AND t.task_id = old.task_id AND t.task_version = old.task_version AND t.status = 2
+RETURNING t.task_id

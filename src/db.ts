@@ -1,0 +1,90 @@
+/**
+ * The only door to pg. Statements are named prepared statements (name = file name in schema/queries), so a hot
+ * statement is parsed once a connection. Connection-level trouble becomes `store_unavailable` (503);
+ * serialization failures and deadlocks are retried here, and only here.
+ */
+import pg from 'pg';
+import { AppError } from './errors.ts';
+import type { Log } from './log.ts';
+
+export type Row = Record<string, unknown>;
+export type Db = {
+  /** Runs schema/queries/<name>.sql once, in its own transaction. Arrays are passed as PostgreSQL arrays. */
+  query<R extends Row>(name: string, params: readonly unknown[]): Promise<R[]>;
+  /** A dedicated connection for LISTEN; not from the pool. The caller ends it. */
+  connect(): Promise<pg.Client>;
+  /** Connections open / idle / callers waiting for one. */
+  stats(): { total: number; idle: number; waiting: number };
+  close(): Promise<void>;
+};
+
+export type DbDeps = { url: string; poolMax: number; statements: Record<string, string>; log: Log };
+
+/** A query may run this long before PostgreSQL ends it: far above any bounded batch, far below a stuck loop's patience. */
+const STATEMENT_TIMEOUT_MS = 30_000;
+const CONNECT_TIMEOUT_MS = 5_000;
+const MAX_RETRIES = 5;
+
+/** Transient by nature: the transaction was rolled back whole, running it again is safe. */
+const RETRYABLE = new Set(['40001', '40P01']);
+/** The server is away, going away, full or read-only: the caller is told to come back. */
+const UNAVAILABLE = new Set(['57P01', '57P02', '57P03', '57014', '53100', '53200', '53300', '25006', '55P03']);
+
+export function createDb({ url, poolMax, statements, log }: DbDeps): Db {
+  const pool = new pg.Pool({
+    connectionString: url,
+    max: poolMax,
+    connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+    idleTimeoutMillis: 60_000,
+    statement_timeout: STATEMENT_TIMEOUT_MS,
+    // A half-open connection answers nothing: the client gives up a little after the server would have.
+    query_timeout: STATEMENT_TIMEOUT_MS + 2_000,
+    keepAlive: true,
+    application_name: 'docsched',
+  });
+  // An idle connection that breaks is replaced at the next use; without a listener the process would end.
+  pool.on('error', (error) => log.warn({ event: 'db_idle_connection_lost', error: error.message }));
+
+  return {
+    query: (name, params) => run(name, params, 0),
+    connect: async () => {
+      const client = new pg.Client({
+        connectionString: url,
+        keepAlive: true,
+        connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+        application_name: 'docsched-listen',
+      });
+      await client.connect();
+      return client;
+    },
+    stats: () => ({ total: pool.totalCount, idle: pool.idleCount, waiting: pool.waitingCount }),
+    close: () => pool.end(),
+  };
+
+  async function run<R extends Row>(name: string, params: readonly unknown[], tries: number): Promise<R[]> {
+    const text = statements[name];
+    if (text === undefined) throw new Error(`there is no schema/queries/${name}.sql`);
+    try {
+      const result = await pool.query<R>({ name, text, values: params as unknown[] });
+      return result.rows;
+    } catch (error) {
+      const code = (error as { code?: string }).code ?? '';
+      if (RETRYABLE.has(code) && tries < MAX_RETRIES) {
+        await new Promise((resolve) => setTimeout(resolve, Math.random() * 20 * 2 ** tries));
+        return run(name, params, tries + 1);
+      }
+      throw classify(name, error);
+    }
+  }
+}
+
+function classify(name: string, error: unknown): unknown {
+  const { code = '', message = '' } = error as { code?: string; message?: string };
+  const socket = /^E[A-Z]+$/.test(code) || /timeout|terminat|not queryable|Connection/i.test(message);
+  if (UNAVAILABLE.has(code) || code.startsWith('08') || (socket && !/^\d/.test(code)))
+    return new AppError('store_unavailable', 'The database cannot be reached right now', {
+      retryAfterS: 1,
+      cause: new Error(`${name}: ${message}`, { cause: error }),
+    });
+  return new Error(`${name}: ${message}`, { cause: error });
+}

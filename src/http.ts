@@ -1,0 +1,130 @@
+/**
+ * The express application: bodies as bytes, every error an RFC 9457 problem, nothing else.
+ */
+import http from 'node:http';
+import type { AddressInfo } from 'node:net';
+import express, {
+  type ErrorRequestHandler,
+  type Request,
+  type RequestHandler,
+  type Response,
+  type Router,
+} from 'express';
+import { AppError, toAppError, toProblem } from './errors.ts';
+import type { Log } from './log.ts';
+
+/** What a JSON body may hold beside its payload or result. */
+export const ENVELOPE_BYTES = 65_536;
+
+/** Reads the body as bytes into req.body. 415 unless it is JSON; 413 with `code` above `maxBytes`. */
+export function readBytes(
+  maxBytes: number,
+  code: 'payload_too_large' | 'result_too_large' | 'body_too_large',
+): RequestHandler {
+  const read = express.raw({ type: () => true, limit: maxBytes });
+  return (req, res, next) => {
+    if (!req.is(['json', '+json']))
+      throw new AppError('unsupported_media_type', 'Send the body with content-type: application/json');
+    read(req, res, (error?: unknown) => next(error && bodyError(error, maxBytes, code)));
+  };
+}
+
+function bodyError(
+  error: unknown,
+  maxBytes: number,
+  code: 'payload_too_large' | 'result_too_large' | 'body_too_large',
+): AppError {
+  const { type, message } = error as { type?: string; message: string };
+  if (type === 'entity.too.large')
+    return new AppError(code, `The body is larger than ${maxBytes} bytes`, { pointer: '' });
+  if (type === 'encoding.unsupported') return new AppError('unsupported_media_type', message);
+  return new AppError('malformed_json', `The body could not be read: ${message}`, { pointer: '', cause: error });
+}
+
+/** The bytes read; an absent body counts as empty. */
+export const bodyOf = (req: Request): Uint8Array => (Buffer.isBuffer(req.body) ? req.body : new Uint8Array());
+
+/** Sends JSON text as it is. */
+export function sendJson(res: Response, status: number, text: string): void {
+  res.status(status).set('content-type', 'application/json; charset=utf-8').end(text);
+}
+
+export function sendProblem(res: Response, error: AppError): void {
+  if (error.extras.retryAfterS !== undefined) res.set('retry-after', String(error.extras.retryAfterS));
+  res
+    .status(error.status)
+    .set('content-type', 'application/problem+json; charset=utf-8')
+    .end(JSON.stringify(toProblem(error)));
+}
+
+export type HttpServer = {
+  /** Resolves with the port. */
+  listen(host: string, port: number): Promise<number>;
+  /** From now on every request is answered 503 and its connection closed: others take over. */
+  refuse(): void;
+  /** Resolves when the last answer has left. */
+  close(): Promise<void>;
+};
+
+export function createServer({ routers, log }: { routers: Router[]; log: Log }): HttpServer {
+  let refusing = false;
+  const app = express();
+  app.disable('x-powered-by');
+  app.disable('etag');
+  app.set('query parser', 'simple');
+  app.use((req, res, next) => {
+    if (!refusing) return next();
+    res.set('connection', 'close');
+    // A callback is still welcome: the parser has no other way to say it, and it frees a slot.
+    next(
+      req.path.startsWith('/v1/callbacks')
+        ? undefined
+        : new AppError('shutting_down', 'This instance is shutting down', { retryAfterS: 1 }),
+    );
+  });
+  for (const router of routers) app.use(router);
+  app.use((req: Request) => {
+    throw new AppError('not_found', `There is no ${req.method} ${req.path}; GET /openapi.json lists the routes`);
+  });
+  app.use(answerError(log));
+  const server = http.createServer(app);
+  // Behind load balancers that keep connections a minute; node's own default of 5 s makes them race a close.
+  server.keepAliveTimeout = 65_000;
+  return {
+    listen: (host, port) =>
+      new Promise((resolve, reject) => {
+        server.once('error', reject);
+        server.listen(port, host, () => resolve((server.address() as AddressInfo).port));
+      }),
+    refuse: () => {
+      refusing = true;
+    },
+    close: () =>
+      new Promise((resolve) => {
+        server.close(() => resolve());
+        server.closeIdleConnections();
+      }),
+  };
+}
+
+function answerError(log: Log): ErrorRequestHandler {
+  return (thrown, req, res, next) => {
+    const error =
+      (thrown as Error) instanceof URIError ? new AppError('not_found', 'The path is not valid') : toAppError(thrown);
+    // Only what docsched could not do is logged: bad input is the caller's, and is told to the caller.
+    if (error.status >= 500) {
+      const cause = error.extras.cause as Error | undefined;
+      const level = error.code === 'internal' ? 'error' : 'warn';
+      log[level]({
+        event: 'request_failed',
+        method: req.method,
+        route: req.route?.path,
+        code: error.code,
+        error: cause?.message,
+        stack: level === 'error' ? cause?.stack : undefined,
+      });
+    }
+    if (res.headersSent) return next(thrown);
+    sendProblem(res, error);
+  };
+}

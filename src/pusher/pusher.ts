@@ -1,0 +1,301 @@
+/**
+ * The pusher of one queue: claims what the free slots allow, pushes it, and settles what the parsers answer.
+ *
+ *   wake -> [claim round] -> push (not awaited) -> answer -> settle | note as accepted | leave in doubt
+ *
+ * Never two rounds at once in a process (the trigger sees to that); pushes of earlier rounds go on meanwhile, bounded by
+ * MAX_PUSHES. Killed after a push was sent: the attempt is open and holds its slot; the parser's callback or the deadline
+ * ends it. Nothing is sent after the deadline, counted on the monotonic clock from before the claim.
+ */
+import type { Db } from '../db.ts';
+import { AppError } from '../errors.ts';
+import { type Log, shortId } from '../log.ts';
+import type { Queue } from '../queues.ts';
+import type { Settlement, Settler } from '../receiver/settle.ts';
+import { keyColumns } from '../task.ts';
+import { startSpan } from '../trace.ts';
+import { storable } from '../wire.ts';
+import { type PushAnswer, readAnswer } from './answer.ts';
+import type { ClaimedTask, ClaimRound } from './claim.ts';
+import type { ParserClient } from './parser-client.ts';
+
+/** Pushes of one instance on their way at once. */
+export const MAX_PUSHES = 256;
+/** Tasks of one claim: enough to make the commit cheap, few enough that several instances share a backlog. */
+const MAX_CLAIM = 128;
+const MIN_CLAIM = 8;
+/** Rounds in a row that find work but get none of it, all being claimed by others: then the next wake-up will do. */
+const MAX_EMPTY_ROUNDS = 3;
+/** A broken target is left alone for 1 s, 2 s, 4 s ... 60 s; a busy one as long as it says, 60 s at most. */
+const TARGET_BASE_MS = 1_000;
+const TARGET_MAX_MS = 60_000;
+/** Most attempts are settled before anyone needs to know that they were accepted: it is noted late, many at once. */
+const ACCEPT_NOTE_MS = 500;
+const SETTLE_RETRY_MAX_MS = 2_000;
+
+export type PusherDeps = {
+  db: Db;
+  claim: (queue: Queue, target: string, room: number) => Promise<ClaimRound>;
+  client: ParserClient;
+  settler: Settler;
+  /** The queue's settings now. */
+  queue: () => Queue | undefined;
+  callbackUrl: (attemptId: string) => string;
+  /** Runs another round now. */
+  wake: () => void;
+  observePush: (queue: string, outcome: string, seconds: number) => void;
+  observeDispatch: (queue: string, seconds: number) => void;
+  log: Log;
+};
+
+export type Pusher = {
+  /** One round; true when there is more to claim right away. */
+  runOnce(): Promise<boolean>;
+  /** Resolves when no push is on its way and every answer is settled. */
+  idle(): Promise<void>;
+};
+
+export function createPusher(deps: PusherDeps): Pusher {
+  const { db, claim, client, settler, wake, log } = deps;
+  let want = MIN_CLAIM;
+  let emptyRounds = 0;
+  let targetFailing = false;
+  let targetTimer: NodeJS.Timeout | undefined;
+  let accepted: string[] = [];
+  let acceptTimer: NodeJS.Timeout | undefined;
+  const onTheWay = new Set<Promise<void>>();
+
+  return { runOnce, idle };
+
+  async function runOnce(): Promise<boolean> {
+    const queue = deps.queue();
+    const target = queue?.target_url;
+    if (!queue || !target) return false;
+    const room = Math.min(want, MAX_PUSHES - onTheWay.size);
+    const round = await claim(queue, target, room);
+    targetFailing ||= round.targetFailing;
+    for (const task of round.lost) start(giveBack(task, round.claimedAt, 'unsent', 'its slot was taken by others'));
+    for (const task of round.tasks) start(push(queue, target, task, round.claimedAt));
+    void freeBlocked(queue, [...round.tasks, ...round.lost]);
+    if (round.notBefore !== null) wakeAt(round.notBefore);
+    const claimed = round.tasks.length + round.lost.length;
+    emptyRounds = claimed > 0 ? 0 : emptyRounds + 1;
+    want = claimed >= want ? Math.min(want * 2, MAX_CLAIM) : Math.max(MIN_CLAIM, claimed * 2);
+    return round.more && emptyRounds <= MAX_EMPTY_ROUNDS;
+  }
+
+  function start(work: Promise<void>): void {
+    const wasFull = onTheWay.size >= MAX_PUSHES;
+    const tracked = work.finally(() => {
+      onTheWay.delete(tracked);
+      if (wasFull || onTheWay.size === MAX_PUSHES - 1) wake();
+    });
+    onTheWay.add(tracked);
+  }
+
+  async function idle(): Promise<void> {
+    while (onTheWay.size > 0) await Promise.all(onTheWay);
+    clearTimeout(targetTimer);
+    clearTimeout(acceptTimer);
+    await noteAccepted();
+  }
+
+  /** What waited behind the claimed versions moves up. A crash before this leaves it to the clean-up job. */
+  async function freeBlocked(queue: Queue, tasks: ClaimedTask[]): Promise<void> {
+    const heads = tasks.filter((task) => task.has_blocked);
+    if (heads.length === 0) return;
+    try {
+      await db.query('order_versions', keyColumns(heads.map((task) => ({ ...task, queue: queue.queue }))));
+      wake();
+    } catch (error) {
+      log.warn({ event: 'order_versions_failed', queue: queue.queue, error: (error as Error).message });
+    }
+  }
+
+  function wakeAt(epochMs: number): void {
+    clearTimeout(targetTimer);
+    targetTimer = setTimeout(wake, Math.min(Math.max(epochMs - Date.now(), 20), TARGET_MAX_MS));
+  }
+
+  async function push(queue: Queue, target: string, task: ClaimedTask, claimedAt: number): Promise<void> {
+    const began = performance.now();
+    deps.observeDispatch(queue.queue, (Number(task.started_at) - Number(task.pending_since)) / 1000);
+    const span = startSpan(`push ${queue.queue}`, 'PRODUCER', task.traceparent, {
+      'messaging.system': 'docsched',
+      'messaging.destination.name': queue.queue,
+      'messaging.operation.type': 'send',
+      'docsched.task.id': task.task_id,
+      'docsched.task.version': task.task_version,
+      'docsched.attempt.number': task.attempt,
+    });
+    const reply = await client.push({
+      url: new URL(target),
+      headers: {
+        'content-type': 'application/json',
+        'idempotency-key': task.attempt_id,
+        traceparent: span.traceparent,
+        'user-agent': 'docsched',
+      },
+      body: pushBody(queue, task),
+      timeoutMs: queue.push_timeout_ms,
+      sendBefore: claimedAt + Number(task.deadline) - Number(task.started_at),
+      maxAnswerBytes: queue.result_max_bytes + 65_536,
+    });
+    const answer = readAnswer(reply, Date.now());
+    deps.observePush(queue.queue, answer.kind, (performance.now() - began) / 1000);
+    const failure = 'message' in answer ? answer.message : undefined;
+    span.end(answer.kind === 'busy' ? undefined : failure);
+    if (failure !== undefined) logAnswer(task, answer.kind, failure, performance.now() - began);
+    await act(queue, target, task, claimedAt, answer);
+  }
+
+  /** The right-hand column of the parser-answer table. */
+  async function act(
+    queue: Queue,
+    target: string,
+    task: ClaimedTask,
+    claimedAt: number,
+    answer: PushAnswer,
+  ): Promise<void> {
+    switch (answer.kind) {
+      case 'accepted':
+        clearTarget(target, task);
+        return accept(task);
+      case 'done':
+        clearTarget(target, task);
+        return settleDone(queue, task, claimedAt, answer);
+      case 'busy':
+        await slowTarget(target, task, 0, answer.afterMs);
+        return settle(task, claimedAt, { verdict: 'busy', statusMsg: answer.message, afterMs: answer.afterMs });
+      case 'broken':
+        await slowTarget(target, task, 1, 0);
+        return giveBack(task, claimedAt, 'broken', answer.message);
+      case 'unsent':
+        return giveBack(task, claimedAt, 'unsent', answer.message);
+      case 'in_doubt':
+        return;
+      case 'try_failed':
+      case 'refused':
+      case 'result_too_large':
+        clearTarget(target, task);
+        return settle(task, claimedAt, { verdict: answer.kind, statusMsg: answer.message });
+      default:
+        answer satisfies never;
+    }
+  }
+
+  function settleDone(
+    queue: Queue,
+    task: ClaimedTask,
+    claimedAt: number,
+    answer: PushAnswer & { kind: 'done' },
+  ): Promise<void> {
+    const { statusCode, statusMsg, result } = answer;
+    if (statusCode === '0' && result !== null && Buffer.byteLength(result) > queue.result_max_bytes)
+      return settle(task, claimedAt, {
+        verdict: 'result_too_large',
+        statusMsg: 'the result is larger than result_max_bytes',
+      });
+    return settle(task, claimedAt, {
+      verdict: statusCode === '0' ? 'success' : 'parser_failed',
+      statusCode,
+      statusMsg,
+      result,
+    });
+  }
+
+  function giveBack(
+    task: ClaimedTask,
+    claimedAt: number,
+    verdict: 'broken' | 'unsent',
+    statusMsg: string,
+  ): Promise<void> {
+    return settle(task, claimedAt, { verdict, statusMsg });
+  }
+
+  /** Until PostgreSQL takes it or the deadline makes it the watcher's. */
+  async function settle(task: ClaimedTask, claimedAt: number, what: Omit<Settlement, 'attemptId'>): Promise<void> {
+    const until = claimedAt + Number(task.deadline) - Number(task.started_at);
+    const statusMsg = what.statusMsg == null ? null : storable(what.statusMsg, 2_000);
+    for (let delayMs = 50; ; delayMs = Math.min(delayMs * 2, SETTLE_RETRY_MAX_MS)) {
+      try {
+        await settler.settle({ ...what, statusMsg, attemptId: task.attempt_id });
+        return;
+      } catch (error) {
+        const { code } = error as AppError;
+        if (!(error instanceof AppError) || performance.now() > until) {
+          log.error({
+            event: 'settle_failed',
+            attempt_id: shortId(task.attempt_id),
+            code,
+            error: (error as Error).message,
+          });
+          return;
+        }
+        await new Promise((resolve) => setTimeout(resolve, delayMs));
+      }
+    }
+  }
+
+  function accept(task: ClaimedTask): void {
+    accepted.push(task.attempt_id);
+    acceptTimer ??= setTimeout(noteAccepted, ACCEPT_NOTE_MS);
+  }
+
+  /** A failure only makes a later time-out say `in_doubt_expired` instead of `processing_expired`. */
+  async function noteAccepted(): Promise<void> {
+    acceptTimer = undefined;
+    const ids = accepted;
+    accepted = [];
+    if (ids.length === 0) return;
+    await db.query('accept_attempts', [ids]).catch((error) => {
+      log.warn({ event: 'accept_note_failed', attempts: ids.length, error: (error as Error).message });
+    });
+  }
+
+  async function slowTarget(target: string, task: ClaimedTask, failures: 0 | 1, busyMs: number): Promise<void> {
+    targetFailing ||= failures > 0;
+    const params = [target, task.started_at, TARGET_BASE_MS, TARGET_MAX_MS, failures, Math.min(busyMs, TARGET_MAX_MS)];
+    try {
+      const [slowed] = await db.query<{ failures: number; not_before: string }>('slow_target', params);
+      if (!slowed) return;
+      if (failures > 0) log.warn({ event: 'target_broken', target: new URL(target).origin, failures: slowed.failures });
+      wakeAt(Number(slowed.not_before));
+    } catch (error) {
+      log.warn({ event: 'slow_target_failed', error: (error as Error).message });
+    }
+  }
+
+  function clearTarget(target: string, task: ClaimedTask): void {
+    if (!targetFailing) return;
+    targetFailing = false;
+    db.query('clear_target', [target, task.started_at]).then(wake, (error) => {
+      targetFailing = true;
+      log.warn({ event: 'clear_target_failed', error: error.message });
+    });
+  }
+
+  function logAnswer(task: ClaimedTask, kind: string, message: string, ms: number): void {
+    log[kind === 'busy' || kind === 'broken' ? 'debug' : 'warn']({
+      event: `push_${kind}`,
+      queue: deps.queue()?.queue,
+      task_id: task.task_id,
+      task_version: task.task_version,
+      attempt_id: shortId(task.attempt_id),
+      trace_id: task.traceparent.slice(3, 35),
+      duration_ms: Math.round(ms),
+      error: message,
+    });
+  }
+
+  /** The payload goes as the text it came in. */
+  function pushBody(queue: Queue, task: ClaimedTask): string {
+    const callbackUrl = deps.callbackUrl(task.attempt_id);
+    return (
+      `{"queue":"${queue.queue}","task_id":"${task.task_id}","task_version":"${task.task_version}",` +
+      `"priority":${task.priority},"payload":${task.payload},"attempt":${task.attempt},` +
+      `"attempt_id":"${task.attempt_id}","deadline":${task.deadline},"callback_url":${JSON.stringify(callbackUrl)},` +
+      `"progress_url":${JSON.stringify(`${callbackUrl}/progress`)}}`
+    );
+  }
+}

@@ -1,0 +1,208 @@
+/**
+ * Reading tasks, and what people do to them: cancel and retry (SPEC section 8).
+ */
+import { createHash } from 'node:crypto';
+import { type Request, type Response, Router } from 'express';
+import type { Db } from './db.ts';
+import { AppError } from './errors.ts';
+import { sendJson } from './http.ts';
+import type { Queues } from './queues.ts';
+import { FAILED, PROCESSING, STATUS, STOPPED, SUCCESS, showTask, type TaskKey, type TaskRow } from './task.ts';
+import type { Waiter } from './waiter.ts';
+import { check, listQuery, taskPath, taskQuery, versionQuery } from './wire.ts';
+
+export type TaskRouteDeps = {
+  db: Db;
+  queues: Queues;
+  waiter: Waiter;
+  /** After a retry by hand. */
+  onRetried: () => void;
+};
+
+type FullRow = TaskRow & { task_id: string; task_version: string; result: string | null; payload: string | null };
+type ListRow = TaskRow & { queue: string; task_id: string; task_version: string };
+type AttemptRow = {
+  number: number | null;
+  target: string;
+  claimed_at: string;
+  deadline: string;
+  accepted_at: string | null;
+  closed_at: string | null;
+  outcome: string | null;
+  error: string | null;
+  progress_percent: number | null;
+  progress_message: string | null;
+};
+
+const VERSION = '/v1/tasks/:task_id/versions/:task_version';
+
+export function createTaskRoutes({ db, queues, waiter, onRetried }: TaskRouteDeps): Router {
+  const router = Router();
+
+  router.get('/v1/tasks', async (req, res) => {
+    const query = check(listQuery, req.query);
+    if (query.queue !== undefined) knownQueue(query.queue);
+    const rows = await db.query<ListRow>('list_tasks', [
+      query.queue ?? null,
+      query.status === undefined ? null : STATUS.indexOf(query.status),
+      query.priority ?? null,
+      query.reason ?? null,
+      query.updated_after ?? null,
+      query.finished_before ?? null,
+      ...readCursor(query.cursor),
+      query.limit,
+    ]);
+    const tasks = rows.map((row) =>
+      showTask({ queue: row.queue, taskId: row.task_id, taskVersion: row.task_version }, row),
+    );
+    const last = rows.length === query.limit ? rows.at(-1)! : null;
+    const cursor = last && writeCursor(last);
+    sendJson(res, 200, JSON.stringify({ tasks, cursor }));
+  });
+
+  router.get('/v1/tasks/:task_id', async (req, res) => {
+    const key = readKey(req, check(taskQuery, req.query).queue);
+    sendTask(req, res, key, await getTask(key, false));
+  });
+
+  router.get('/v1/tasks/:task_id/versions', async (req, res) => {
+    const key = readKey(req, check(taskQuery, req.query).queue);
+    const rows = await db.query<ListRow>('list_versions', [key.queue, key.taskId]);
+    if (rows.length === 0) throw unknownTask(key);
+    const versions = rows.map((row) => showTask({ ...key, taskVersion: row.task_version }, row));
+    sendJson(res, 200, JSON.stringify({ versions }));
+  });
+
+  router.get(VERSION, async (req, res) => {
+    const { queue, wait, include } = check(versionQuery, req.query);
+    const key = readKey(req, queue);
+    let row = await getTask(key, include === 'payload');
+    if (wait > 0 && row.status <= PROCESSING) {
+      await waiter.wait(key, wait * 1000, closeSignal(res));
+      if (res.closed) return;
+      row = await getTask(key, include === 'payload');
+    }
+    sendTask(req, res, key, row);
+  });
+
+  router.get(`${VERSION}/attempts`, async (req, res) => {
+    const key = readKey(req, check(taskQuery, req.query).queue);
+    const rows = await db.query<AttemptRow>('list_attempts', [key.queue, key.taskId, key.taskVersion]);
+    if (rows.length === 0) throw unknownTask(key);
+    sendJson(res, 200, JSON.stringify({ attempts: rows.filter((row) => row.number !== null).map(showAttempt) }));
+  });
+
+  router.post(`${VERSION}/cancel`, async (req, res) => {
+    const key = readKey(req, check(taskQuery, req.query).queue);
+    const [cancelled] = await db.query<{ has_blocked: boolean }>('cancel_task', keyParams(key));
+    if (cancelled?.has_blocked) await db.query('order_versions', [[key.queue], [key.taskId], [key.taskVersion]]);
+    if (cancelled) waiter.finished([key]);
+    const row = await getTask(key, false);
+    if (!cancelled && row.reason !== 'cancelled')
+      throw new AppError(
+        'state_forbids',
+        `The task is ${STATUS[row.status]}; only Pending and Processing tasks can be cancelled`,
+      );
+    sendJson(res, 200, JSON.stringify({ task: showTask(key, row) }));
+  });
+
+  router.post(`${VERSION}/retry`, async (req, res) => {
+    const key = readKey(req, check(taskQuery, req.query).queue);
+    const [retried] = await db.query('retry_task', keyParams(key));
+    const row = await getTask(key, false);
+    if (!retried) {
+      const [floor] = await db.query<{ task_version: string }>('get_floor', [key.queue, key.taskId]);
+      if (floor && BigInt(floor.task_version) > BigInt(key.taskVersion))
+        throw new AppError('stale_version', `Version ${floor.task_version} of task ${key.taskId} was accepted since`);
+      throw new AppError(
+        'state_forbids',
+        `The task is ${STATUS[row.status]}; only ${STATUS[FAILED]} and ${STATUS[STOPPED]} tasks can be retried`,
+      );
+    }
+    onRetried();
+    sendJson(res, 202, JSON.stringify({ task: showTask(key, row) }));
+  });
+
+  return router;
+
+  function knownQueue(queue: string): void {
+    if (!queues.get(queue)) throw new AppError('unknown_queue', `There is no queue '${queue}'`, { pointer: 'queue' });
+  }
+
+  function readKey(req: Request, queue: string): TaskKey {
+    knownQueue(queue);
+    const path = check(taskPath, req.params);
+    return { queue, taskId: path.task_id, taskVersion: path.task_version ?? '' };
+  }
+
+  /** With an empty taskVersion the latest. */
+  async function getTask(key: TaskKey, withPayload: boolean): Promise<FullRow> {
+    const params = [key.queue, key.taskId, key.taskVersion || null, withPayload];
+    const [row] = await db.query<FullRow>('get_task', params);
+    if (!row) throw unknownTask(key);
+    return row;
+  }
+}
+
+const keyParams = (key: TaskKey): string[] => [key.queue, key.taskId, key.taskVersion];
+
+const unknownTask = (key: TaskKey) =>
+  new AppError(
+    'unknown_task',
+    `There is no task ${key.taskId}${key.taskVersion && ` version ${key.taskVersion}`} in queue '${key.queue}'`,
+  );
+
+/** result and payload go into the answer as the bytes they came in. */
+function sendTask(req: Request, res: Response, key: TaskKey, row: FullRow): void {
+  const task = JSON.stringify(showTask({ ...key, taskVersion: row.task_version }, row)).slice(0, -1);
+  const result = row.status === SUCCESS ? `,"result":${row.result ?? 'null'},"result_url":null` : '';
+  const payload = row.payload === null ? '' : `,"payload":${row.payload}`;
+  const text = `${task}${result}${payload}}`;
+  const etag = `"${createHash('sha256').update(text).digest('base64url').slice(0, 27)}"`;
+  res.set('etag', etag);
+  if (req.get('if-none-match') === etag) res.status(304).end();
+  else sendJson(res, 200, text);
+}
+
+function showAttempt(row: AttemptRow): Record<string, unknown> {
+  return {
+    number: row.number,
+    target: row.target,
+    claimed_at: Number(row.claimed_at),
+    deadline: Number(row.deadline),
+    accepted_at: row.accepted_at === null ? null : Number(row.accepted_at),
+    closed_at: row.closed_at === null ? null : Number(row.closed_at),
+    outcome: row.outcome,
+    error: row.error,
+    progress:
+      row.progress_percent === null && row.progress_message === null
+        ? null
+        : { percent: row.progress_percent, message: row.progress_message },
+  };
+}
+
+/** Aborts when the client goes away. */
+function closeSignal(res: Response): AbortSignal {
+  const controller = new AbortController();
+  res.once('close', () => controller.abort());
+  return controller.signal;
+}
+
+type Cursor = { queue: string; task_id: string; task_version: string };
+
+const writeCursor = (row: Cursor): string =>
+  Buffer.from(JSON.stringify([row.queue, row.task_id, row.task_version])).toString('base64url');
+
+/** Queue, task_id and task_version to go on after. */
+function readCursor(cursor: string | undefined): [string, string, string] {
+  if (cursor === undefined) return ['', '-1', '-1'];
+  try {
+    const parts: unknown = JSON.parse(Buffer.from(cursor, 'base64url').toString());
+    const [queue, taskId, taskVersion] = parts as [string, string, string];
+    if (typeof queue === 'string' && /^\d{1,19}$/.test(taskId) && /^\d{1,19}$/.test(taskVersion))
+      return [queue, taskId, taskVersion];
+  } catch {
+    // Falls through to the same answer: not one of ours.
+  }
+  throw new AppError('invalid_field', 'The cursor is not one that a list answer held', { pointer: 'cursor' });
+}

@@ -1,0 +1,18 @@
+/**
+ * Preloaded with --import before anything else. Starts the OpenTelemetry SDK for traces when an OTLP endpoint is set
+ * (OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT); without one nothing is loaded. Metrics are
+ * prom-client's.
+ */
+const endpoint = process.env.OTEL_EXPORTER_OTLP_TRACES_ENDPOINT ?? process.env.OTEL_EXPORTER_OTLP_ENDPOINT;
+
+if (endpoint && process.env.OTEL_SDK_DISABLED !== 'true') {
+  process.env.OTEL_SERVICE_NAME ??= 'docsched';
+  process.env.OTEL_METRICS_EXPORTER ??= 'none';
+  process.env.OTEL_LOGS_EXPORTER ??= 'none';
+  const { NodeSDK } = await import('@opentelemetry/sdk-node');
+  const { OTLPTraceExporter } = await import('@opentelemetry/exporter-trace-otlp-http');
+  const sdk = new NodeSDK({ traceExporter: new OTLPTraceExporter(), instrumentations: [] });
+  sdk.start();
+  // main.ts announces the end of its shutdown; what is still buffered is flushed then.
+  process.once('beforeExit', () => void sdk.shutdown());
+}

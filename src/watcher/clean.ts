@@ -1,0 +1,49 @@
+/**
+ * Deletes what is done: Failed and Stopped tasks, attempts of deleted tasks (24 h after closing at the earliest) and
+ * version floors past their time. Also frees blocked versions that a crash left without a higher one.
+ */
+import type { Db } from '../db.ts';
+import type { Queues } from '../queues.ts';
+import { FAILED, keyColumns, STOPPED } from '../task.ts';
+import { BATCH, drain } from './drain.ts';
+
+type Key = { queue: string; task_id: string; task_version: string };
+
+export function createClean({ db, queues }: { db: Db; queues: Queues }) {
+  // Where the walks over attempts and floors stand: a run goes on where the last one's time was over.
+  let closedAfter = '0';
+  let floorAfter: [string, string] = ['', '-1'];
+  return { runOnce };
+
+  /** Returns how many rows were deleted or freed. */
+  async function runOnce(): Promise<number> {
+    let total = await drain(freeStranded);
+    for (const { queue } of queues.all())
+      for (const status of [FAILED, STOPPED])
+        total += await drain(async () => (await db.query('delete_tasks', [queue, status])).length);
+    await drain(async () => {
+      const [step] = await db.query<{ deleted: number; last_closed_at: string | null }>('delete_attempts', [
+        closedAfter,
+      ]);
+      closedAfter = step?.last_closed_at ?? '0';
+      total += step?.deleted ?? 0;
+      return step?.last_closed_at ? BATCH : 0;
+    });
+    await drain(async () => {
+      const [step] = await db.query<{ deleted: number; queue: string | null; task_id: string }>(
+        'delete_floors',
+        floorAfter,
+      );
+      floorAfter = step?.queue ? [step.queue, step.task_id] : ['', '-1'];
+      total += step?.deleted ?? 0;
+      return step?.queue ? BATCH : 0;
+    });
+    return total;
+  }
+
+  async function freeStranded(): Promise<number> {
+    const rows = await db.query<Key>('find_stranded_versions', []);
+    if (rows.length > 0) await db.query('order_versions', keyColumns(rows));
+    return rows.length;
+  }
+}

@@ -1,0 +1,19 @@
+/**
+ * A job works in batches of BATCH rows (the LIMIT in its SQL) until there is no more, or its time is over: then the
+ * next run goes on. So no run outlives its lease, and no statement holds many locks for long.
+ */
+
+/** Rows a statement; the same number stands as LIMIT in the SQL files, where the planner needs a constant. */
+export const BATCH = 500;
+const BUDGET_MS = 3_500;
+
+/** Repeats `batch` (which returns how many rows it found) while it finds full batches; returns the sum. */
+export async function drain(batch: () => Promise<number>): Promise<number> {
+  const until = performance.now() + BUDGET_MS;
+  let total = 0;
+  for (;;) {
+    const found = await batch();
+    total += found;
+    if (found < BATCH || performance.now() > until) return total;
+  }
+}

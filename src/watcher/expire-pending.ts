@@ -1,0 +1,28 @@
+/** Pending longer than pending_expired_ms since pending_since -> Failed `pending_expired`. */
+import type { Db } from '../db.ts';
+import type { Queues } from '../queues.ts';
+import { keyColumns, type TaskKey } from '../task.ts';
+import { drain } from './drain.ts';
+
+type Row = { queue: string; task_id: string; task_version: string; has_blocked: boolean };
+
+export type ExpirePendingDeps = { db: Db; queues: Queues; onFinished: (keys: TaskKey[]) => void };
+
+export function createExpirePending({ db, queues, onFinished }: ExpirePendingDeps) {
+  return { runOnce };
+
+  /** Returns how many tasks failed. */
+  async function runOnce(): Promise<number> {
+    let total = 0;
+    for (const { queue } of queues.all()) total += await drain(() => expire(queue));
+    return total;
+  }
+
+  async function expire(queue: string): Promise<number> {
+    const rows = await db.query<Row>('expire_pending', [queue]);
+    const heads = rows.filter((row) => row.has_blocked);
+    if (heads.length > 0) await db.query('order_versions', keyColumns(heads));
+    onFinished(rows.map((row) => ({ queue: row.queue, taskId: row.task_id, taskVersion: row.task_version })));
+    return rows.length;
+  }
+}
