@@ -78,7 +78,8 @@ ALTER SEQUENCE task_ids OWNED BY task_scheduler_tasks.id;
 CREATE INDEX tasks_claim ON task_scheduler_tasks (queue, level, place) WHERE status = 0 AND hold = 0;
 CREATE INDEX tasks_delayed ON task_scheduler_tasks (ready_at) WHERE status = 0 AND hold = 1;
 CREATE INDEX tasks_blocked ON task_scheduler_tasks (queue, task_id, task_version) WHERE status = 0 AND hold = 2;
-CREATE INDEX tasks_pending ON task_scheduler_tasks (queue, pending_since) WHERE status = 0;
+-- Pending rows, said so that the claim's own condition does not imply it: the claim must use tasks_claim.
+CREATE INDEX tasks_pending ON task_scheduler_tasks (queue, pending_since) WHERE finished_at IS NULL AND deadline IS NULL;
 CREATE INDEX tasks_finished ON task_scheduler_tasks (queue, status, finished_at) WHERE status >= 2;
 
 -- The highest version ever accepted for a task; outlives the rows. Its row is also the lock that serialises

@@ -3,4 +3,4 @@
 -- $1 attempt_id text[]
 UPDATE attempts a
 SET accepted_at = docsched_now()
-WHERE a.attempt_id = ANY ($1::text[]) AND a.closed_at IS NULL AND a.accepted_at IS NULL
+WHERE a.attempt_id = ANY ($1::text[]) AND a.outcome IS NULL AND a.accepted_at IS NULL

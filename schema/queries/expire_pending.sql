@@ -4,7 +4,7 @@
 WITH late AS (
   SELECT t.task_id, t.task_version, t.has_blocked
   FROM task_scheduler_tasks t
-  WHERE t.queue = $1 AND t.status = 0
+  WHERE t.queue = $1 AND t.status = 0 AND t.finished_at IS NULL AND t.deadline IS NULL
     AND t.pending_since < (SELECT docsched_now() - q.pending_expired_ms FROM queues q WHERE q.queue = $1)
   ORDER BY t.pending_since
   LIMIT 500

@@ -6,4 +6,4 @@ FROM attempts a
 JOIN task_scheduler_tasks t
   ON t.queue = a.queue AND t.task_id = a.task_id AND t.task_version = a.task_version
   AND t.status = 1 AND t.attempt_id = a.attempt_id
-WHERE a.attempt_id = ANY ($1::text[]) AND a.closed_at IS NULL
+WHERE a.attempt_id = ANY ($1::text[]) AND a.outcome IS NULL

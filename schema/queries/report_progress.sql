@@ -21,7 +21,7 @@ stored AS (
       deadline = CASE WHEN p.cancel_requested THEN a.deadline
         ELSE greatest(a.deadline, least(docsched_now() + p.processing_expired_ms, a.max_deadline)) END
   FROM attempt p
-  WHERE a.attempt_id = p.attempt_id AND a.closed_at IS NULL
+  WHERE a.attempt_id = p.attempt_id AND a.outcome IS NULL
     AND (a.progress_at IS NULL OR a.progress_at <= docsched_now() - 1000)
   RETURNING a.attempt_id, a.queue, a.task_id, a.task_version, a.deadline
 ),

@@ -12,7 +12,8 @@
 -- 'expired' closes only what is past its deadline at this moment: a progress may have moved it.
 --
 -- Locks attempts in id order, then tasks in key order; whoever comes second sees the attempt closed and changes
--- nothing. The lookup goes through the two primary keys (there is no index on Processing rows, see 0001_spine.sql).
+-- nothing. The lookup goes through the two primary keys: `outcome IS NULL` says the same as `closed_at IS NULL`, but does
+-- not tempt the planner to walk attempts_open with all its dead entries.
 WITH held AS MATERIALIZED (
   SELECT a.attempt_id, a.queue, a.task_id, a.task_version, a.claimed_at, a.number, a.target,
          v.status_code, v.status_msg, v.result, v.after_ms,
@@ -24,7 +25,7 @@ WITH held AS MATERIALIZED (
   FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::bigint[])
     AS v (attempt_id, verdict, status_code, status_msg, result, after_ms)
   JOIN attempts a ON a.attempt_id = v.attempt_id
-  WHERE a.closed_at IS NULL
+  WHERE a.outcome IS NULL
     AND (v.verdict <> 'expired' OR a.deadline < docsched_now())
     AND (v.verdict <> 'cancel_done' OR NOT EXISTS (
       SELECT 1 FROM task_scheduler_tasks t
