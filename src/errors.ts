@@ -11,7 +11,6 @@ export const ERROR_CODES = {
   missing_field: [400, 'A required field is missing'],
   unknown_field: [400, 'A field is not known'],
   integer_not_exact: [400, 'An integer is too large to be exact; send it as a string'],
-  unauthorized: [401, 'The caller may not do this'],
   not_found: [404, 'There is no such route'],
   unknown_queue: [404, 'There is no such queue'],
   unknown_task: [404, 'There is no such task'],

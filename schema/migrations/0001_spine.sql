@@ -513,7 +513,10 @@ BEGIN
           place = t.id,
           max_retries = coalesce(p_max_retries[k.n], t.max_retries),
           run_at = coalesce(p_run_at[k.n], t.run_at),
-          pending_since = greatest(t.pending_since, p_run_at[k.n]),
+          -- A time-out that began stays as it is; one that was to begin at a run_at that is named anew begins there.
+          pending_since = CASE WHEN p_run_at[k.n] IS NULL THEN t.pending_since ELSE greatest(
+            least(t.pending_since, greatest(v_now, t.next_retry_time)),
+            CASE WHEN p_run_at[k.n] > v_now THEN p_run_at[k.n] END) END,
           hold = CASE WHEN r.ready_at > v_now THEN 1 WHEN t.hold = 1 THEN 0 ELSE t.hold END,
           ready_at = CASE WHEN r.ready_at > v_now THEN r.ready_at END,
           traceparent = coalesce(p_traceparent[k.n], t.traceparent),

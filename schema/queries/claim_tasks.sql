@@ -3,7 +3,7 @@
 -- $3 level int[]  $4 start float8[]  $5 stride float8[]: the chooser's line; the j-th task of a level stands at
 --    start + j * stride, the lowest are taken, so an empty level's turns go to the others by weight
 -- $6 epoch text: the limiter epoch the slots were taken in  $7 target text  $8 probe_ms bigint
--- Returns at least one row: gate (open | fenced | waiting), the target's not_before and failures, wanted (how many the
+-- Returns at least one row: gate (open | fenced | waiting), wait_ms (how long the target is left alone), its failures, wanted (how many the
 -- line offered), and a claimed task a row, in the order of the line; attempt_id is null when there is none.
 -- has_blocked: a lower version waits behind this one, and the caller orders the versions of the task anew.
 --
@@ -115,7 +115,7 @@ claimed AS (
             t.traceparent, t.create_at, t.pending_since, t.started_at, n.has_blocked
 )
 SELECT CASE WHEN room.slots IS NULL THEN 'fenced' WHEN room.slots = 0 THEN 'waiting' ELSE 'open' END AS gate,
-       room.not_before, coalesce(room.failures, 0) AS failures, (SELECT coalesce(sum(tasks), 0)::int FROM quota) AS wanted,
+       greatest(0, room.not_before - docsched_now())::int AS wait_ms, coalesce(room.failures, 0) AS failures, (SELECT coalesce(sum(tasks), 0)::int FROM quota) AS wanted,
        c.attempt_id, c.task_id, c.task_version, c.priority, c.level, c.attempt, c.deadline, c.payload, c.traceparent,
        c.create_at, c.pending_since, c.started_at, c.has_blocked
 FROM (SELECT 1) one

@@ -12,4 +12,4 @@ SET failures = g.failures + $5::int,
     END,
     failed_at = docsched_now()
 WHERE g.failed_at <= $2::bigint
-RETURNING g.failures, g.not_before
+RETURNING g.failures, (g.not_before - docsched_now())::int AS wait_ms

@@ -5,7 +5,6 @@
  * periodic trigger finds it should the wake-up be lost.
  */
 import type { Db } from '../db.ts';
-import { AppError } from '../errors.ts';
 import { createGroupCommit } from '../group-commit.ts';
 import { STATUS, type Status, showTask, type TaskKey, type TaskRow } from '../task.ts';
 
@@ -20,11 +19,13 @@ export type Submit = TaskKey & {
 
 /**
  * stale: a higher version was accepted; nothing stored; status null when its row is cleaned up.
+ * unknown_queue: the queue is gone since the request was checked; nothing stored.
  * The others carry the task as it now is.
  */
 export type SubmitOutcome =
   | { outcome: 'created' | 'refreshed' | 'recreated' | 'existing'; task: Record<string, unknown> }
-  | { outcome: 'stale'; latest: { task_version: string; status: Status | null } };
+  | { outcome: 'stale'; latest: { task_version: string; status: Status | null } }
+  | { outcome: 'unknown_queue' };
 
 export type Inserter = {
   /** Resolves after the commit. Under load shares it with other calls. */
@@ -42,6 +43,9 @@ export type InserterDeps = {
 };
 
 type SubmitRow = TaskRow & { outcome: string; latest_version: string | null; latest_status: number | null };
+
+/** Outcomes that left something to push. */
+const STORED = new Set(['created', 'refreshed', 'recreated']);
 
 export function createInserter({ db, onStored, count }: InserterDeps): Inserter {
   const group = createGroupCommit<Submit, SubmitOutcome>({
@@ -63,8 +67,9 @@ export function createInserter({ db, onStored, count }: InserterDeps): Inserter 
       submits.map((s) => s.traceparent),
     ]);
     const outcomes = rows.map((row, index) => readOutcome(submits[index]!, row));
-    for (const [index, { outcome }] of outcomes.entries()) count(submits[index]!.queue, outcome);
-    if (outcomes.some(({ outcome }) => outcome !== 'stale' && outcome !== 'existing')) onStored();
+    for (const [index, { outcome }] of outcomes.entries())
+      if (outcome !== 'unknown_queue') count(submits[index]!.queue, outcome);
+    if (outcomes.some(({ outcome }) => STORED.has(outcome))) onStored();
     return outcomes;
   }
 }
@@ -85,6 +90,6 @@ function readOutcome(submit: Submit, row: SubmitRow): SubmitOutcome {
     case 'existing':
       return { outcome: row.outcome, task: showTask(submit, row) };
     default:
-      throw new AppError('unknown_queue', `There is no queue '${submit.queue}'`, { pointer: '/queue' });
+      return { outcome: 'unknown_queue' };
   }
 }

@@ -27,6 +27,7 @@ export function createInserterRoutes({ inserter, queues, payloadMaxBytes, batchM
     const submit = readSubmit(value, text, 0, '', parent);
     const outcome = await traced(submit, () => inserter.submit(submit));
     if (outcome.outcome === 'stale') throw staleVersion(submit, outcome.latest);
+    if (outcome.outcome === 'unknown_queue') throw unknownQueue(submit.queue, '');
     res.set('location', `/v1/tasks/${submit.taskId}/versions/${submit.taskVersion}?queue=${submit.queue}`);
     sendJson(res, outcome.outcome === 'existing' ? 200 : 202, JSON.stringify(outcome));
   });
@@ -40,9 +41,12 @@ export function createInserterRoutes({ inserter, queues, payloadMaxBytes, batchM
     const submits = entries.filter((entry): entry is Submit => !(entry instanceof AppError));
     const outcomes = submits.length === 0 ? [] : await inserter.submitBatch(submits);
     let next = 0;
-    const results = entries.map((entry) =>
-      entry instanceof AppError ? { error: toProblem(entry) } : outcomes[next++]!,
-    );
+    const results = entries.map((entry, index) => {
+      if (entry instanceof AppError) return { error: toProblem(entry) };
+      const outcome = outcomes[next++]!;
+      if (outcome.outcome !== 'unknown_queue') return outcome;
+      return { error: toProblem(unknownQueue(entry.queue, `/tasks/${index}`)) };
+    });
     sendJson(res, 200, JSON.stringify({ results }));
   });
 
@@ -60,7 +64,7 @@ export function createInserterRoutes({ inserter, queues, payloadMaxBytes, batchM
   function readSubmit(value: unknown, text: string, start: number, at: string, traceparent: string): Submit {
     const request = check(submitRequest, value, at);
     const queue = queues.get(request.queue);
-    if (!queue) throw new AppError('unknown_queue', `There is no queue '${request.queue}'`, { pointer: `${at}/queue` });
+    if (!queue) throw unknownQueue(request.queue, at);
     const payload = memberText(text, 'payload', start);
     if (payload === undefined)
       throw new AppError('missing_field', "'payload' is required; null is allowed", { pointer: `${at}/payload` });
@@ -100,6 +104,9 @@ async function traced(submit: Submit, run: () => Promise<SubmitOutcome>): Promis
     throw error;
   }
 }
+
+const unknownQueue = (queue: string, at: string): AppError =>
+  new AppError('unknown_queue', `There is no queue '${queue}'`, { pointer: `${at}/queue` });
 
 function staleVersion(submit: Submit, latest: { task_version: string; status: string | null }): AppError {
   const detail = `Version ${latest.task_version} of task ${submit.taskId} was accepted before; version ${submit.taskVersion} is not stored`;

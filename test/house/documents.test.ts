@@ -1,0 +1,83 @@
+/** What the documents say is what the code does: settings, error codes, metrics, routes. */
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { test } from 'node:test';
+import { SETTINGS } from '../../src/config.ts';
+import { ERROR_CODES } from '../../src/errors.ts';
+import { createMetrics } from '../../src/metrics.ts';
+import { openApiDocument } from '../../src/openapi.ts';
+
+const read = (path: string) => readFileSync(new URL(`../../${path}`, import.meta.url), 'utf8');
+
+/** Cells of every table row whose first cell is a bare word. */
+const rows = (text: string): string[][] =>
+  text
+    .split('\n')
+    .filter((line) => /^\| [A-Za-z_]+ \|/.test(line))
+    .map((line) =>
+      line
+        .split('|')
+        .slice(1, -1)
+        .map((cell) => cell.trim()),
+    );
+
+test('the settings table of the README is the one of config.ts', () => {
+  const documented = rows(read('README.md')).filter(([name]) => /^[A-Z_]+$/.test(name!));
+  const actual = Object.entries(SETTINGS).map(([name, [, fallback, meaning]]) => [
+    name,
+    fallback === null ? '' : `\`${fallback}\``,
+    meaning,
+  ]);
+  assert.deepEqual(documented, actual);
+});
+
+test('docs/errors.md lists every error code with its status and title', () => {
+  const documented = rows(read('docs/errors.md'))
+    .filter(([, status]) => /^\d+$/.test(status!))
+    .map((cells) => cells.slice(0, 3));
+  const actual = Object.entries(ERROR_CODES).map(([code, [status, title]]) => [code, String(status), title]);
+  assert.deepEqual(documented, actual);
+});
+
+test('docs/metrics.md lists every metric with its type, labels and help', async () => {
+  const documented = rows(read('docs/metrics.md')).filter(([name]) => name!.startsWith('docsched_'));
+  const all = await createMetrics().registry.getMetricsAsJSON();
+  const actual = all.filter(({ name }) => name.startsWith('docsched_'));
+  assert.deepEqual(
+    documented.map(([name, type, , help]) => [name, type, help]),
+    actual.map(({ name, type, help }) => [name, String(type), help]),
+  );
+  const source = read('src/metrics.ts').replace(/\s+/g, ' ');
+  for (const [name, , labels] of documented) {
+    const list =
+      labels === ''
+        ? '[]'
+        : `[${labels!
+            .split(', ')
+            .map((label) => `'${label}'`)
+            .join(', ')}]`;
+    const declared = source
+      .slice(source.indexOf(`'${name}'`))
+      .match(/\[[^\]]*\]/)?.[0]
+      .replace(/,? (?=\])|(?<=\[) /g, '')
+      .replace(/,\s*\]/, ']');
+    assert.equal(declared, list, name);
+  }
+});
+
+test('the README names every route of /openapi.json', () => {
+  const readme = read('README.md');
+  const paths = Object.keys(openApiDocument().paths as object).map((path) => path.replace('{task_version}', '{v}'));
+  const named = (path: string) => readme.includes(path) || readme.includes(`.../${path.split('/').at(-1)}`);
+  assert.deepEqual(
+    paths.filter((path) => !named(path)),
+    [],
+  );
+});
+
+test('every reason a statement gives is explained in docs/errors.md', () => {
+  const explained = rows(read('docs/errors.md')).filter(([, state]) => /^(Failed|Stopped)$/.test(state!));
+  const names = explained.map(([name]) => name).toSorted();
+  const known = ['cancelled', 'in_doubt_expired', 'parser_failed', 'pending_expired', 'processing_expired', 'refused'];
+  assert.deepEqual(names, [...known, 'result_too_large', 'retention', 'try_failed']);
+});
