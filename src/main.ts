@@ -28,6 +28,7 @@ import { createRedis } from './redis.ts';
 import { createSampler } from './sample.ts';
 import { loadScripts, loadStatements, migrate, NewerSchemaError } from './schema.ts';
 import { createTaskRoutes } from './tasks.ts';
+import { stopTelemetry } from './telemetry.ts';
 import { createAnnouncer } from './trigger/announcer.ts';
 import { createTrigger } from './trigger/trigger.ts';
 import { createWaiter } from './waiter.ts';
@@ -224,6 +225,7 @@ async function main(): Promise<void> {
     const share = config.SHUTDOWN_TIMEOUT_MS / 2;
     for (const part of parts.toReversed()) await stopPart(part, Math.min(until, performance.now() + share), log);
     await stopPart({ stop: stores.close }, until + CLOSE_MS, log);
+    await stopPart({ stop: stopTelemetry }, performance.now() + CLOSE_MS, log);
     log.info({ event: 'stopped' });
     process.exit(0);
   };

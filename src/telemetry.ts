@@ -5,7 +5,10 @@
  */
 const endpoint = process.env.OTEL_EXPORTER_OTLP_TRACES_ENDPOINT ?? process.env.OTEL_EXPORTER_OTLP_ENDPOINT;
 
-if (endpoint && process.env.OTEL_SDK_DISABLED !== 'true') {
+/** Sends what is buffered; the last thing before the process exits. */
+export const stopTelemetry = endpoint && process.env.OTEL_SDK_DISABLED !== 'true' ? await startSdk() : async () => {};
+
+async function startSdk(): Promise<() => Promise<void>> {
   process.env.OTEL_SERVICE_NAME ??= 'docsched';
   process.env.OTEL_METRICS_EXPORTER ??= 'none';
   process.env.OTEL_LOGS_EXPORTER ??= 'none';
@@ -13,6 +16,5 @@ if (endpoint && process.env.OTEL_SDK_DISABLED !== 'true') {
   const { OTLPTraceExporter } = await import('@opentelemetry/exporter-trace-otlp-http');
   const sdk = new NodeSDK({ traceExporter: new OTLPTraceExporter(), instrumentations: [] });
   sdk.start();
-  // main.ts announces the end of its shutdown; what is still buffered is flushed then.
-  process.once('beforeExit', () => void sdk.shutdown());
+  return () => sdk.shutdown();
 }

@@ -7,7 +7,8 @@
 -- line offered), and a claimed task a row, in the order of the line; attempt_id is null when there is none.
 -- has_blocked: a lower version waits behind this one, and the caller orders the versions of the task anew.
 --
--- FOR SHARE on limiter_state: a rebuild of the limiter waits for claims in flight and fences later ones.
+-- FOR KEY SHARE on limiter_state: a rebuild of the limiter (FOR UPDATE) waits for claims in flight and fences later ones;
+-- the proofs that the store is in force, plain updates of that row, go on beside claims.
 -- A target with failures gets one probe each probe_ms from all instances together.
 -- `offered` reads without locks, so that only what is taken is locked; a row another instance is claiming is skipped,
 -- and the caller sees claimed < wanted.
@@ -20,7 +21,7 @@ WITH gate AS (
   FROM limiter_state s
   JOIN queues q ON q.queue = $1
   WHERE s.epoch = $6
-  FOR SHARE OF s
+  FOR KEY SHARE OF s
 ),
 probe AS (
   UPDATE targets g
