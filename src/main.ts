@@ -45,8 +45,8 @@ import { createWatcher } from './watcher/watcher.ts';
 const QUEUE = 'default';
 /** The watcher promotes what falls due; this instance what it returned itself, and once a minute in any case. */
 const PROMOTE_ANYWAY_MS = 60_000;
-/** For closing connections and the embedded PostgreSQL, once all parts have stopped. */
-const CLOSE_MS = 3_000;
+/** Even when the time is over, a part gets this long: closing connections and the embedded PostgreSQL takes no longer. */
+const MIN_STOP_MS = 250;
 
 type Stores = Awaited<ReturnType<typeof openStores>>;
 /** Started in order, stopped in reverse. */
@@ -213,31 +213,42 @@ async function main(): Promise<void> {
   process.on('unhandledRejection', (error) =>
     log.error({ event: 'unhandled_rejection', error: String(error), stack: (error as Error)?.stack }),
   );
-  const stores = await openStores(config, log);
-  const parts = assemble(config, log, stores);
+  const running: Part[] = [];
   let stopping = false;
-  const stop = async (signal: string) => {
+  const starting = start();
+  process.on('SIGTERM', stop);
+  process.on('SIGINT', stop);
+  await starting;
+
+  async function start(): Promise<void> {
+    const stores = await openStores(config, log);
+    running.push({ stop: stopTelemetry }, { stop: stores.close });
+    for (const part of assemble(config, log, stores)) {
+      if (stopping) return;
+      running.push(part);
+      await part.start?.();
+    }
+  }
+
+  /** What has been started by then, in reverse. A second signal ends the process at once. */
+  async function stop(signal: string): Promise<void> {
     if (stopping) process.exit(1);
     stopping = true;
     log.info({ event: 'stopping', signal });
     const until = performance.now() + config.SHUTDOWN_TIMEOUT_MS;
+    await starting.catch(() => {});
     // No part may use up the time of those after it: a hung push must not keep the answers of others from leaving.
     const share = config.SHUTDOWN_TIMEOUT_MS / 2;
-    for (const part of parts.toReversed()) await stopPart(part, Math.min(until, performance.now() + share), log);
-    await stopPart({ stop: stores.close }, until + CLOSE_MS, log);
-    await stopPart({ stop: stopTelemetry }, performance.now() + CLOSE_MS, log);
+    for (const part of running.toReversed()) await stopPart(part, Math.min(until, performance.now() + share), log);
     log.info({ event: 'stopped' });
     process.exit(0);
-  };
-  process.on('SIGTERM', stop);
-  process.on('SIGINT', stop);
-  for (const part of parts) await part.start?.();
+  }
 }
 
 /** A part that does not stop in time is left behind: what it held open is repaired like after a crash. */
 async function stopPart(part: Part, until: number, log: Log): Promise<void> {
   try {
-    await withLimit(Promise.resolve(part.stop?.()), Math.max(50, until - performance.now()));
+    await withLimit(Promise.resolve(part.stop?.()), Math.max(MIN_STOP_MS, until - performance.now()));
   } catch (error) {
     log.warn({ event: 'stop_incomplete', error: (error as Error).message });
   }

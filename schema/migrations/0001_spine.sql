@@ -379,6 +379,8 @@ $$;
 -- One entry a task is decided in a pass; a task named n times takes n passes. A pass: (1) lock the tasks' floors in
 -- key order, so that two submits of one task never decide at once; (2) lock the rows of the same versions, so that a
 -- claim or settle in flight is over; (3) decide by what is then committed; (4) write. Crash anywhere: nothing happened.
+-- (2) leaves out what the floor makes stale whatever its state: such a row is not changed, and while it was locked
+-- docsched_order_versions would pass it over, so that it stayed blocked behind a version that was claimed meanwhile.
 CREATE FUNCTION docsched_submit(
   p_queue text[], p_task_id bigint[], p_task_version bigint[], p_priority int[], p_payload text[],
   p_run_at bigint[], p_max_retries int[], p_traceparent text[])
@@ -447,8 +449,11 @@ BEGIN
       -- (2)
       PERFORM 1
       FROM unnest(v_known) k (n)
+      JOIN queues q ON q.queue = p_queue[k.n]
+      JOIN version_floors f ON f.queue = q.queue AND f.task_id = p_task_id[k.n]
       JOIN task_scheduler_tasks t
-        ON t.queue = p_queue[k.n] AND t.task_id = p_task_id[k.n] AND t.task_version = p_task_version[k.n]
+        ON t.queue = f.queue AND t.task_id = f.task_id AND t.task_version = p_task_version[k.n]
+      WHERE f.task_version = t.task_version OR f.accepted_at + q.version_floor_ms <= v_now
       ORDER BY t.queue, t.task_id
       FOR UPDATE OF t;
 

@@ -37,10 +37,10 @@ export function readAnswer(reply: PushReply, nowMs: number): PushAnswer {
   if (reply.kind === 'failure')
     return reply.sent ? { kind: 'in_doubt', message: reply.error } : { kind: 'broken', message: reply.error };
   const { status } = reply;
+  if (status >= 200 && status < 300) return readSuccess(reply);
   const message = `the parser answered ${status}${explain(reply.body)}`;
   if (status === 429 || (status === 503 && reply.retryAfter !== undefined))
     return { kind: 'busy', afterMs: readRetryAfter(reply.retryAfter, nowMs), message };
-  if (status >= 200 && status < 300) return readSuccess(reply);
   if (TRY_FAILED.has(status)) return { kind: 'try_failed', message };
   if (IN_DOUBT.has(status)) return { kind: 'in_doubt', message };
   if (status >= 500) return { kind: 'try_failed', message };

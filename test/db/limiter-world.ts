@@ -1,5 +1,6 @@
 /** What the limiter tests stand on: a database, any number of stores, and instances that use them. */
 import { randomBytes } from 'node:crypto';
+import { Redis } from 'ioredis';
 import pg from 'pg';
 import { createDb, type Db } from '../../src/db.ts';
 import type { Backend } from '../../src/limiter/backend.ts';
@@ -82,4 +83,14 @@ function redisBackend(url: string, endings: (() => unknown)[]): Backend {
 export async function slotsOf({ backend, limiter }: Instance, queue: string): Promise<string[]> {
   const listed = await backend.list(limiter.epoch()!);
   return [...(listed?.slots.get(queue)?.keys() ?? [])].sort();
+}
+
+/** A connection of the test's own to a Redis. */
+export async function withRedis<T>(url: string, work: (client: Redis) => Promise<T>): Promise<T> {
+  const client = new Redis(url);
+  try {
+    return await work(client);
+  } finally {
+    client.disconnect();
+  }
 }

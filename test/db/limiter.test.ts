@@ -2,11 +2,19 @@
 import assert from 'node:assert/strict';
 import { after, before, describe, test } from 'node:test';
 import fc from 'fast-check';
-import { Redis } from 'ioredis';
 import { LimiterClosed } from '../../src/limiter/limiter.ts';
 import { eventually } from '../support/eventually.ts';
 import { startRedis, type TestRedis } from '../support/redis.ts';
-import { createWorld, type Instance, newId, newIds, type Store, slotsOf, type World } from './limiter-world.ts';
+import {
+  createWorld,
+  type Instance,
+  newId,
+  newIds,
+  type Store,
+  slotsOf,
+  type World,
+  withRedis,
+} from './limiter-world.ts';
 
 for (const kind of ['redis', 'postgres'] as const)
   describe(`the ${kind} limiter`, () => {
@@ -38,9 +46,10 @@ for (const kind of ['redis', 'postgres'] as const)
         await world.sql.query('UPDATE limiter_slots SET touched_at = touched_at - $1 WHERE queue = $2', [ms, queue]);
         return;
       }
-      const client = new Redis(server.url);
-      for (const id of await slotsOf(one, queue)) await client.zincrby(`{docsched}:slots:${queue}`, -ms, id);
-      client.disconnect();
+      const ids = await slotsOf(one, queue);
+      await withRedis(server.url, async (client) => {
+        for (const id of ids) await client.zincrby(`{docsched}:slots:${queue}`, -ms, id);
+      });
     };
     const used = async () => (await one.limiter.usage([queue])).get(queue);
     const acquireAndClaim = async (count: number, limit = 100) => {
@@ -350,7 +359,7 @@ for (const kind of ['redis', 'postgres'] as const)
       'a store that lost its epoch closes the limiter at the next call, and the next look opens it again',
       async () => {
         const ids = await acquireAndClaim(2, 2);
-        if (server) await new Redis(server.url, { lazyConnect: true }).flushall().finally(() => {});
+        if (server) await withRedis(server.url, (client) => client.flushall());
         else await world.sql.query('DELETE FROM limiter_store');
         await assert.rejects(one.limiter.acquire(queue, newIds(1), 5), LimiterClosed);
         assert.equal(one.limiter.epoch(), null);

@@ -1,0 +1,272 @@
+/**
+ * Random submits, and what happens to tasks in between, through two instances against a small sequential model of
+ * SPEC section 2. Tasks side by side: every answer and row is the model's. One task from several callers at once: there
+ * is a serial order that explains every answer and the rows left.
+ */
+import assert from 'node:assert/strict';
+import { after, before, test } from 'node:test';
+import fc from 'fast-check';
+import type { Inserter, Submit, SubmitOutcome } from '../../src/inserter/inserter.ts';
+import { PENDING, STATUS, type Status } from '../../src/task.ts';
+import { createWorld, submitOf, type World } from './insert-world.ts';
+
+const VERSION_FLOOR_MS = 7_776_000_000;
+const MAX_VERSION = 3;
+
+let world: World;
+let inserters: [Inserter, Inserter];
+let tasks = 0;
+let payloads = 0;
+
+before(async () => {
+  world = await createWorld('model');
+  inserters = [world.inserter(), world.inserter()];
+});
+after(() => world.end());
+
+type ModelRow = { status: Status; payload: string; priority: number; delayed: boolean; born: number };
+/** A task by the contract. forgotten: the floor is older than version_floor_ms. */
+type Model = { floor: number; forgotten: boolean; rows: Map<number, ModelRow>; births: number };
+type Wish = { version: number; priority: number; payload: string; run?: 'ahead' | 'past' };
+type Answer = { outcome: string; latest?: string };
+
+const newModel = (): Model => ({ floor: -1, forgotten: false, rows: new Map(), births: 0 });
+const copyOf = (model: Model): Model => ({
+  ...model,
+  rows: new Map([...model.rows].map(([version, row]) => [version, { ...row }])),
+});
+
+/** The decision table. */
+function decide(model: Model, { version, priority, payload, run }: Wish): Answer {
+  const known = model.forgotten ? -1 : model.floor;
+  const latest = Math.max(known, ...model.rows.keys());
+  if (latest > version) return { outcome: 'stale', latest: String(latest) };
+  model.floor = version;
+  model.forgotten = false;
+  const old = model.rows.get(version);
+  if (old?.status === 'Processing' || old?.status === 'Success') return { outcome: 'existing' };
+  const delayed = run === undefined ? (old?.delayed ?? false) : run === 'ahead';
+  if (old?.status === 'Pending') {
+    Object.assign(old, { payload, priority, delayed });
+    return { outcome: 'refreshed' };
+  }
+  model.rows.set(version, { status: 'Pending', payload, priority, delayed: run === 'ahead', born: ++model.births });
+  return { outcome: old ? 'recreated' : 'created' };
+}
+
+/** What the world does to a version; false when it is in no state for it. */
+function happen(model: Model, version: number, what: Status | 'gone'): boolean {
+  const row = model.rows.get(version);
+  if (!row || what === 'Pending') return false;
+  const open = row.status === 'Pending' || row.status === 'Processing';
+  if (what === 'gone') return !open && model.rows.delete(version);
+  const allowed =
+    what === 'Processing' ? row.status === 'Pending' : what === 'Stopped' ? open : row.status === 'Processing';
+  if (allowed) Object.assign(row, { status: what, delayed: false });
+  return allowed;
+}
+
+const nextPayload = () => `{"n":${++payloads}}`;
+const runAtOf = (run: Wish['run']): number | null =>
+  run === undefined ? null : run === 'ahead' ? Date.now() + 86_400_000 : 1000;
+const submitOfWish = (taskId: string, wish: Wish): Submit =>
+  submitOf({
+    taskId,
+    taskVersion: String(wish.version),
+    priority: wish.priority,
+    payload: wish.payload,
+    runAt: runAtOf(wish.run),
+  });
+const answerOf = (outcome: SubmitOutcome): Answer =>
+  outcome.outcome === 'stale'
+    ? { outcome: 'stale', latest: outcome.latest.task_version }
+    : { outcome: outcome.outcome };
+
+const version = fc.integer({ min: 0, max: MAX_VERSION });
+const wish = fc.record(
+  { version, priority: fc.integer({ min: 1, max: 5 }), run: fc.constantFrom('ahead' as const, 'past' as const) },
+  { requiredKeys: ['version', 'priority'] },
+);
+
+test('answers and rows are those of the sequential model, whatever happens to other tasks meanwhile', async () => {
+  const step = fc.oneof(
+    { weight: 6, arbitrary: fc.record({ via: fc.nat(1), wish }) },
+    {
+      weight: 4,
+      arbitrary: fc.record({ version, what: fc.constantFrom(...STATUS.slice(1), 'gone' as const) }),
+    },
+    { weight: 2, arbitrary: fc.constant('forget' as const) },
+  );
+  type Step = typeof step extends fc.Arbitrary<infer S> ? S : never;
+
+  async function play(steps: Step[]): Promise<void> {
+    const taskId = String(++tasks);
+    const model = newModel();
+    const attempts = new Map<number, string>();
+    for (const one of steps) {
+      if (one === 'forget') {
+        model.forgotten = true;
+        for (const [version, row] of model.rows)
+          if (['Success', 'Failed', 'Stopped'].includes(row.status)) {
+            model.rows.delete(version);
+            await world.cleanUp({ taskId, taskVersion: String(version) });
+          }
+        await world.ageFloor(taskId, VERSION_FLOOR_MS + 1);
+      } else if ('wish' in one) {
+        const wanted = { ...one.wish, payload: nextPayload() };
+        const outcome = await inserters[one.via]!.submit(submitOfWish(taskId, wanted));
+        assert.deepEqual(answerOf(outcome), decide(model, wanted));
+        if (outcome.outcome === 'stale')
+          assert.equal(outcome.latest.status, model.rows.get(Number(outcome.latest.task_version))?.status ?? null);
+      } else if (happen(model, one.version, one.what)) {
+        const key = { taskId, taskVersion: String(one.version) };
+        if (one.what === 'Processing') attempts.set(one.version, await world.claim(key));
+        else if (one.what === 'Stopped') await world.cancel(key);
+        else if (one.what === 'gone') await world.cleanUp(key);
+        else await world.settle(attempts.get(one.version)!, one.what === 'Success' ? 'success' : 'refused');
+      }
+    }
+    await compare(taskId, model);
+  }
+
+  await fc.assert(
+    fc.asyncProperty(fc.array(fc.array(step, { maxLength: 14 }), { minLength: 1, maxLength: 5 }), async (plays) => {
+      await Promise.all(plays.map(play));
+    }),
+    { numRuns: 120 },
+  );
+});
+
+test('one task from several callers at once: some serial order explains every answer and what is left', async () => {
+  const TASKS = 2;
+  const taskIndex = fc.nat(TASKS - 1);
+  const call = fc.oneof(
+    {
+      weight: 5,
+      arbitrary: fc.record({
+        via: fc.nat(1),
+        wishes: fc.array(fc.record({ task: taskIndex, wish }), { minLength: 1, maxLength: 3 }),
+      }),
+    },
+    {
+      weight: 2,
+      arbitrary: fc.record({
+        task: taskIndex,
+        version,
+        what: fc.constantFrom('Processing' as const, 'Stopped' as const),
+      }),
+    },
+  );
+  const past = fc.array(fc.constantFrom(...STATUS), { maxLength: MAX_VERSION });
+
+  await fc.assert(
+    fc.asyncProperty(fc.tuple(past, past), fc.array(call, { minLength: 2, maxLength: 6 }), async (pasts, drawn) => {
+      const taskIds = Array.from({ length: TASKS }, () => String(++tasks));
+      const models = await Promise.all(pasts.map((states, index) => prepare(taskIds[index]!, states)));
+      const calls = drawn.map((one) =>
+        'what' in one
+          ? one
+          : { ...one, wishes: one.wishes.map((w) => ({ ...w, wish: { ...w.wish, payload: nextPayload() } })) },
+      );
+      const answers = await Promise.all(
+        calls.map(async (one): Promise<Answer[]> => {
+          if ('what' in one) {
+            const key = { taskId: taskIds[one.task]!, taskVersion: String(one.version) };
+            const done =
+              one.what === 'Stopped'
+                ? await world.cancel(key)
+                : await world.claim(key).then(
+                    () => true,
+                    () => false,
+                  );
+            return [{ outcome: String(done) }];
+          }
+          const submits = one.wishes.map((w) => submitOfWish(taskIds[w.task]!, w.wish));
+          const inserter = inserters[one.via]!;
+          const outcomes =
+            submits.length === 1 ? [await inserter.submit(submits[0]!)] : await inserter.submitBatch(submits);
+          return outcomes.map(answerOf);
+        }),
+      );
+      const left = await Promise.all(taskIds.map(leftOf));
+
+      const explains = (now: Model[], open: number[]): boolean =>
+        open.length === 0
+          ? JSON.stringify(now.map(showModel)) === JSON.stringify(left)
+          : open.some((index) => {
+              const next = now.map(copyOf);
+              const one = calls[index]!;
+              const said =
+                'what' in one
+                  ? [{ outcome: String(happen(next[one.task]!, one.version, one.what)) }]
+                  : one.wishes.map((w) => decide(next[w.task]!, w.wish));
+              const agrees = JSON.stringify(said) === JSON.stringify(answers[index]);
+              return (
+                agrees &&
+                explains(
+                  next,
+                  open.filter((other) => other !== index),
+                )
+              );
+            });
+      if (!explains(models, [...calls.keys()]))
+        assert.fail(`no serial order explains ${JSON.stringify({ calls, answers, left }, null, 1)}`);
+      assert.deepEqual(await world.db.query('find_stranded_versions', []), [], 'nothing waits behind nothing');
+    }),
+    { numRuns: 150 },
+  );
+});
+
+/** Submits versions 0, 1, ... one after another and brings each to its state. */
+async function prepare(taskId: string, states: readonly Status[]): Promise<Model> {
+  const model = newModel();
+  for (const [version, status] of states.entries()) {
+    const wanted = { version, priority: 5, payload: nextPayload() };
+    decide(model, wanted);
+    await inserters[0].submit(submitOfWish(taskId, wanted));
+    model.rows.get(version)!.status = status;
+    if (status === 'Pending') continue;
+    const key = { taskId, taskVersion: String(version) };
+    const attemptId = await world.claim(key);
+    if (status === 'Stopped') await world.cancel(key);
+    if (status === 'Success') await world.settle(attemptId, 'success');
+    if (status === 'Failed') await world.settle(attemptId, 'refused');
+  }
+  return model;
+}
+
+type Left = { floor: number; rows: [number, string, string, number, boolean][] };
+
+async function leftOf(taskId: string): Promise<Left> {
+  const rows = await world.states(taskId);
+  return {
+    floor: Number((await world.floor(taskId))?.task_version ?? -1),
+    rows: rows.map((row) => [Number(row.task_version), STATUS[row.status]!, row.payload, row.priority, row.hold === 1]),
+  };
+}
+
+const showModel = (model: Model): Left => ({
+  floor: model.floor,
+  rows: [...model.rows]
+    .toSorted(([a], [b]) => a - b)
+    .map(([version, row]) => [version, row.status, row.payload, row.priority, row.delayed]),
+});
+
+/** The rows of a task at rest are the model's, and its waiting versions stand in line as the contract says. */
+async function compare(taskId: string, model: Model): Promise<void> {
+  assert.deepEqual(await leftOf(taskId), showModel(model));
+  const rows = await world.states(taskId);
+  assert.deepEqual(
+    rows.toSorted((a, b) => a.id - b.id).map((row) => Number(row.task_version)),
+    [...model.rows].toSorted(([, a], [, b]) => a.born - b.born).map(([version]) => version),
+    'a place in line is as old as its row',
+  );
+  const [head, ...behind] = rows.filter((row) => row.status === PENDING && row.hold !== 1).toReversed();
+  if (!head) return;
+  assert.equal(head.hold, 0, 'the highest that waits is claimable');
+  for (const row of behind) {
+    assert.equal(row.hold, 2, 'those below it wait');
+    const behindHead: boolean = head.level < row.level || (head.level === row.level && head.place <= row.place);
+    assert.ok(behindHead, `version ${row.task_version} stands before version ${head.task_version}`);
+  }
+}
