@@ -40,7 +40,11 @@ export const SETTINGS = {
   REDIS_URL: [url('redis', 'rediss'), null, 'Redis of the limiter and the leases; absent: both in PostgreSQL'],
   HOST: [z.string().min(1), '127.0.0.1', 'address to listen on'],
   PORT: [integer(0, 65_535), '8080', 'port to listen on; 0 takes a free one'],
-  PUBLIC_URL: [url('http', 'https'), null, 'how parsers reach this service; required when HOST is not loopback'],
+  PUBLIC_URL: [
+    url('http', 'https'),
+    null,
+    'how parsers reach the role api; required when HOST is not loopback, and for a pusher without the role api',
+  ],
   PARSER_URL: [url('http', 'https'), null, 'target of queue `default`; absent: tasks are accepted and held'],
   MAX_PROCESSING: [integer(1, 100_000), '10', 'limit of queue `default`: the most attempts open at once'],
   PENDING_EXPIRED_MS: [duration(), '86400000', 'Pending longer than this fails'],
@@ -100,17 +104,25 @@ export function loadConfig(env: Record<string, string | undefined>): Config {
     if (parsed.success) config[name] = parsed.data;
     else problems.push(`${name}: ${parsed.error.issues[0]!.message}, got '${redact(name, text)}'`);
   }
-  if (!isLoopback(String(config.HOST)) && config.PUBLIC_URL === undefined)
-    problems.push(`PUBLIC_URL: required when HOST (${config.HOST}) is not loopback: parsers call back to it`);
+  if (config.PUBLIC_URL === undefined && !env.PUBLIC_URL) problems.push(...unreachable(config as Config));
   if (problems.length > 0) throw new ConfigError(problems);
   return Object.freeze(config) as Config;
+}
+
+/** Why parsers could not call back without a PUBLIC_URL. */
+function unreachable({ HOST, ROLES = [] }: Partial<Config>): string[] {
+  if (HOST !== undefined && !isLoopback(HOST))
+    return [`PUBLIC_URL: required when HOST (${HOST}) is not loopback: parsers call back to it`];
+  if (ROLES.includes('pusher') && !ROLES.includes('api'))
+    return ['PUBLIC_URL: required for a pusher without the role api: parsers call back to an instance that has it'];
+  return [];
 }
 
 const isLoopback = (host: string): boolean => host === 'localhost' || host === '::1' || /^127\./.test(host);
 
 /** URLs may hold passwords. */
 const redact = (name: string, text: string): string =>
-  name.endsWith('_URL') ? text.replace(/\/\/[^@/]*@/, '//***@') : text;
+  name.endsWith('_URL') ? text.replace(/^([a-z0-9+.-]*:\/\/)?.*@/is, '$1***@') : text;
 
 /** Names two letters or fewer away from a setting, so that a typing error does not pass in silence. */
 function misspelt(env: Record<string, string | undefined>): string[] {

@@ -3,7 +3,7 @@
  * commit. A call's promise settles only after the commit of its group, so an answer sent after it is durable.
  *
  * A group leaves as soon as a place is free: a lone call waits for nothing; under load, groups grow by themselves.
- * Two entries with the same key never share a group (the later one decides on what the earlier one left).
+ * Two entries with the same key never share a group, where the statement could not tell which came first.
  * Crash: whatever was not committed was not answered.
  */
 import { AppError } from './errors.ts';

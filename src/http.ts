@@ -83,8 +83,12 @@ export function createServer({ routers, log }: { routers: Router[]; log: Log }):
     );
   });
   for (const router of routers) app.use(router);
-  app.use((req: Request) => {
-    throw new AppError('not_found', `There is no ${req.method} ${req.path}; GET /openapi.json lists the routes`);
+  app.use((req, res) => {
+    const allowed = methodsOf(routers, req.path);
+    if (allowed.length === 0)
+      throw new AppError('not_found', `There is no ${req.path}; GET /openapi.json lists the routes`);
+    res.set('allow', allowed.join(', '));
+    throw new AppError('method_not_allowed', `${req.path} answers ${allowed.join(', ')}`);
   });
   app.use(answerError(log));
   const server = http.createServer(app);
@@ -105,6 +109,18 @@ export function createServer({ routers, log }: { routers: Router[]; log: Log }):
         server.closeIdleConnections();
       }),
   };
+}
+
+/** Express 5's; @types/express does not know `match` yet. */
+type Layer = Router['stack'][number] & { match(path: string): boolean };
+
+/** Methods of the routes that match `path`. */
+function methodsOf(routers: Router[], path: string): string[] {
+  const layers = routers
+    .flatMap((router) => router.stack as Layer[])
+    .filter((layer) => layer.route && layer.match(path));
+  const methods = layers.flatMap((layer) => layer.route!.stack.map(({ method }) => method.toUpperCase()));
+  return [...new Set(methods.includes('GET') ? [...methods, 'HEAD'] : methods)].toSorted();
 }
 
 function answerError(log: Log): ErrorRequestHandler {

@@ -4,7 +4,7 @@
  */
 import { AppError } from './errors.ts';
 
-const decoder = new TextDecoder('utf-8', { fatal: true });
+const decoder = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
 /** Parsed value and source text of a body. Throws malformed_json on bad UTF-8, bad JSON or a byte order mark. */
 export function parseBody(bytes: Uint8Array): { value: unknown; text: string } {

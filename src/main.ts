@@ -27,6 +27,7 @@ import { type ClosedAttempt, createSettler, isFinished, isReturned } from './rec
 import { createRedis } from './redis.ts';
 import { createSampler } from './sample.ts';
 import { loadScripts, loadStatements, migrate, NewerSchemaError } from './schema.ts';
+import { keyOf } from './task.ts';
 import { createTaskRoutes } from './tasks.ts';
 import { stopTelemetry } from './telemetry.ts';
 import { createAnnouncer } from './trigger/announcer.ts';
@@ -128,7 +129,11 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   const every = config.WATCH_CRON;
   const watcher = createWatcher({
     jobs: [
-      { name: 'expire_pending', schedule: every, runOnce: createExpirePending({ db, queues, onFinished }).runOnce },
+      {
+        name: 'expire_pending',
+        schedule: every,
+        runOnce: createExpirePending({ db, queues, onFinished, onFreed: wakeAll }).runOnce,
+      },
       { name: 'expire_processing', schedule: every, runOnce: createExpireProcessing({ db, settler }).runOnce },
       { name: 'retain', schedule: every, runOnce: createRetain({ db, queues }).runOnce },
       { name: 'promote', schedule: config.PROMOTE_CRON, runOnce: promote.runOnce },
@@ -164,7 +169,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   const apiRoutes = [
     createInserterRoutes({ inserter, queues, payloadMaxBytes, batchMaxBytes }),
     createReceiverRoutes({ db, settler, resultMaxBytes, count: countCallback }),
-    createTaskRoutes({ db, queues, waiter, onRetried: promoteTrigger.wake }),
+    createTaskRoutes({ db, queues, waiter, onRetried: promoteTrigger.wake, onFreed: wakeAll }),
   ];
   const http = createServer({ routers: [health.router, ...(does('api') ? apiRoutes : [])], log });
   const serve = async () => {
@@ -180,9 +185,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
       const { queue, verdict, claimed_at, closed_at } = attempt;
       metrics.processingDuration.observe({ queue, outcome: verdict }, (Number(closed_at) - Number(claimed_at)) / 1000);
     }
-    waiter.finished(
-      closed.filter(isFinished).map((a) => ({ queue: a.queue, taskId: a.task_id, taskVersion: a.task_version })),
-    );
+    waiter.finished(closed.filter(isFinished).map(keyOf));
     if (closed.some(isReturned)) promoteTrigger.wake();
     wakeAll();
   }

@@ -17,8 +17,8 @@ import {
 
 type Json = Record<string, unknown>;
 
-const schemaOf = (schema: z.ZodType): Json => {
-  const { $schema: _, ...rest } = z.toJSONSchema(schema, { io: 'input', unrepresentable: 'any' }) as Json;
+const schemaOf = (schema: z.ZodType, io: 'input' | 'output' = 'input'): Json => {
+  const { $schema: _, ...rest } = z.toJSONSchema(schema, { io, unrepresentable: 'any' }) as Json;
   return rest;
 };
 const ref = (name: string): Json => ({ $ref: `#/components/schemas/${name}` });
@@ -39,7 +39,8 @@ const pathParameters = (path: string): Json[] =>
   }));
 
 const queryParameters = (schema: z.ZodType): Json[] => {
-  const { properties = {} } = schemaOf(schema) as { properties?: Record<string, Json> };
+  // What a parameter's text is read as, say an integer.
+  const { properties = {} } = schemaOf(schema, 'output') as { properties?: Record<string, Json> };
   return Object.entries(properties).map(([name, property]) => ({
     name,
     in: 'query',
@@ -61,7 +62,7 @@ const submitted = answer('Stored, or already there.', {
 const list = (name: string, items: Json): Json =>
   answer('A list.', { type: 'object', properties: { [name]: { type: 'array', items } } });
 
-/** path -> method -> route. test/house compares the paths with those the application serves. */
+/** path -> method -> route. A test compares them with those the application serves. */
 const ROUTES: Record<string, Record<string, Route>> = {
   '/v1/tasks': {
     post: { summary: 'Submit a task', request: 'SubmitRequest', answers: { 202: submitted, 200: submitted } },

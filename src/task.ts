@@ -17,10 +17,16 @@ export type TaskKey = { queue: string; taskId: string; taskVersion: string };
 /** Key of a map. Versions and ids are canonical decimals, so equal keys are equal strings. */
 export const keyText = ({ queue, taskId, taskVersion }: TaskKey): string => `${queue}/${taskId}/${taskVersion}`;
 
+type KeyRow = { queue: string; task_id: string; task_version: string };
+
+export const keyOf = (row: KeyRow): TaskKey => ({
+  queue: row.queue,
+  taskId: row.task_id,
+  taskVersion: row.task_version,
+});
+
 /** Rows named by key, as the three arrays that statements over many keys take. */
-export const keyColumns = (
-  rows: readonly { queue: string; task_id: string; task_version: string }[],
-): [string[], string[], string[]] => [
+export const keyColumns = (rows: readonly KeyRow[]): [string[], string[], string[]] => [
   rows.map((row) => row.queue),
   rows.map((row) => row.task_id),
   rows.map((row) => row.task_version),

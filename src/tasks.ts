@@ -7,9 +7,9 @@ import type { Db } from './db.ts';
 import { AppError } from './errors.ts';
 import { sendJson } from './http.ts';
 import type { Queues } from './queues.ts';
-import { FAILED, PROCESSING, STATUS, STOPPED, SUCCESS, showTask, type TaskKey, type TaskRow } from './task.ts';
+import { FAILED, keyOf, PROCESSING, STATUS, STOPPED, SUCCESS, showTask, type TaskKey, type TaskRow } from './task.ts';
 import type { Waiter } from './waiter.ts';
-import { check, listQuery, taskPath, taskQuery, versionQuery } from './wire.ts';
+import { checkParameters, cursorKey, listQuery, taskPath, taskQuery, versionQuery } from './wire.ts';
 
 export type TaskRouteDeps = {
   db: Db;
@@ -17,6 +17,8 @@ export type TaskRouteDeps = {
   waiter: Waiter;
   /** After a retry by hand. */
   onRetried: () => void;
+  /** A lower version became claimable. */
+  onFreed: () => void;
 };
 
 type FullRow = TaskRow & { task_id: string; task_version: string; result: string | null; payload: string | null };
@@ -36,11 +38,11 @@ type AttemptRow = {
 
 const VERSION = '/v1/tasks/:task_id/versions/:task_version';
 
-export function createTaskRoutes({ db, queues, waiter, onRetried }: TaskRouteDeps): Router {
+export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed }: TaskRouteDeps): Router {
   const router = Router();
 
   router.get('/v1/tasks', async (req, res) => {
-    const query = check(listQuery, req.query);
+    const query = checkParameters(listQuery, req.query);
     if (query.queue !== undefined) knownQueue(query.queue);
     const rows = await db.query<ListRow>('list_tasks', [
       query.queue ?? null,
@@ -52,21 +54,19 @@ export function createTaskRoutes({ db, queues, waiter, onRetried }: TaskRouteDep
       ...readCursor(query.cursor),
       query.limit,
     ]);
-    const tasks = rows.map((row) =>
-      showTask({ queue: row.queue, taskId: row.task_id, taskVersion: row.task_version }, row),
-    );
+    const tasks = rows.map((row) => showTask(keyOf(row), row));
     const last = rows.length === query.limit ? rows.at(-1)! : null;
     const cursor = last && writeCursor(last);
     sendJson(res, 200, JSON.stringify({ tasks, cursor }));
   });
 
   router.get('/v1/tasks/:task_id', async (req, res) => {
-    const key = readKey(req, check(taskQuery, req.query).queue);
+    const key = readKey(req, checkParameters(taskQuery, req.query).queue);
     sendTask(req, res, key, await getTask(key, false));
   });
 
   router.get('/v1/tasks/:task_id/versions', async (req, res) => {
-    const key = readKey(req, check(taskQuery, req.query).queue);
+    const key = readKey(req, checkParameters(taskQuery, req.query).queue);
     const rows = await db.query<ListRow>('list_versions', [key.queue, key.taskId]);
     if (rows.length === 0) throw unknownTask(key);
     const versions = rows.map((row) => showTask({ ...key, taskVersion: row.task_version }, row));
@@ -74,7 +74,7 @@ export function createTaskRoutes({ db, queues, waiter, onRetried }: TaskRouteDep
   });
 
   router.get(VERSION, async (req, res) => {
-    const { queue, wait, include } = check(versionQuery, req.query);
+    const { queue, wait, include } = checkParameters(versionQuery, req.query);
     const key = readKey(req, queue);
     let row = await getTask(key, include === 'payload');
     if (wait > 0 && row.status <= PROCESSING) {
@@ -86,17 +86,20 @@ export function createTaskRoutes({ db, queues, waiter, onRetried }: TaskRouteDep
   });
 
   router.get(`${VERSION}/attempts`, async (req, res) => {
-    const key = readKey(req, check(taskQuery, req.query).queue);
+    const key = readKey(req, checkParameters(taskQuery, req.query).queue);
     const rows = await db.query<AttemptRow>('list_attempts', [key.queue, key.taskId, key.taskVersion]);
     if (rows.length === 0) throw unknownTask(key);
     sendJson(res, 200, JSON.stringify({ attempts: rows.filter((row) => row.number !== null).map(showAttempt) }));
   });
 
   router.post(`${VERSION}/cancel`, async (req, res) => {
-    const key = readKey(req, check(taskQuery, req.query).queue);
+    const key = readKey(req, checkParameters(taskQuery, req.query).queue);
     const [cancelled] = await db.query<{ has_blocked: boolean }>('cancel_task', keyParams(key));
-    if (cancelled?.has_blocked) await db.query('order_versions', [[key.queue], [key.taskId], [key.taskVersion]]);
     if (cancelled) waiter.finished([key]);
+    if (cancelled?.has_blocked) {
+      await db.query('order_versions', [[key.queue], [key.taskId], [key.taskVersion]]);
+      onFreed();
+    }
     const row = await getTask(key, false);
     if (!cancelled && row.reason !== 'cancelled')
       throw new AppError(
@@ -107,7 +110,7 @@ export function createTaskRoutes({ db, queues, waiter, onRetried }: TaskRouteDep
   });
 
   router.post(`${VERSION}/retry`, async (req, res) => {
-    const key = readKey(req, check(taskQuery, req.query).queue);
+    const key = readKey(req, checkParameters(taskQuery, req.query).queue);
     const [retried] = await db.query('retry_task', keyParams(key));
     const row = await getTask(key, false);
     if (!retried) {
@@ -131,7 +134,7 @@ export function createTaskRoutes({ db, queues, waiter, onRetried }: TaskRouteDep
 
   function readKey(req: Request, queue: string): TaskKey {
     knownQueue(queue);
-    const path = check(taskPath, req.params);
+    const path = checkParameters(taskPath, req.params);
     return { queue, taskId: path.task_id, taskVersion: path.task_version ?? '' };
   }
 
@@ -160,7 +163,9 @@ function sendTask(req: Request, res: Response, key: TaskKey, row: FullRow): void
   const text = `${task}${result}${payload}}`;
   const etag = `"${createHash('sha256').update(text).digest('base64url').slice(0, 27)}"`;
   res.set('etag', etag);
-  if (req.get('if-none-match') === etag) res.status(304).end();
+  // Not express's req.fresh: it takes `cache-control: no-cache`, which fetch sends along, for a wish not to get a 304.
+  const known = (req.get('if-none-match') ?? '').split(',').map((tag) => tag.trim().replace(/^W\//, ''));
+  if (known.includes(etag) || known.includes('*')) res.status(304).end();
   else sendJson(res, 200, text);
 }
 
@@ -197,12 +202,8 @@ const writeCursor = (row: Cursor): string =>
 function readCursor(cursor: string | undefined): [string, string, string] {
   if (cursor === undefined) return ['', '-1', '-1'];
   try {
-    const parts: unknown = JSON.parse(Buffer.from(cursor, 'base64url').toString());
-    const [queue, taskId, taskVersion] = parts as [string, string, string];
-    if (typeof queue === 'string' && /^\d{1,19}$/.test(taskId) && /^\d{1,19}$/.test(taskVersion))
-      return [queue, taskId, taskVersion];
+    return cursorKey.parse(JSON.parse(Buffer.from(cursor, 'base64url').toString()));
   } catch {
-    // Falls through to the same answer: not one of ours.
+    throw new AppError('invalid_field', 'The cursor is not one that a list answer held', { pointer: 'cursor' });
   }
-  throw new AppError('invalid_field', 'The cursor is not one that a list answer held', { pointer: 'cursor' });
 }

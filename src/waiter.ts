@@ -5,7 +5,7 @@
 import type { Db } from './db.ts';
 import type { Log } from './log.ts';
 import { createLoop } from './loop.ts';
-import { keyText, type TaskKey } from './task.ts';
+import { keyOf, keyText, type TaskKey } from './task.ts';
 
 export type Waiter = {
   /** Resolves when the task is Success, Failed, Stopped or gone, after `timeoutMs`, or when the signal aborts. */
@@ -55,7 +55,7 @@ export function createWaiter({ db, log }: { db: Db; log: Log }): Waiter {
       keys.map((key) => key.taskId),
       keys.map((key) => key.taskVersion),
     ]);
-    finished(rows.map((row) => ({ queue: row.queue, taskId: row.task_id, taskVersion: row.task_version })));
+    finished(rows.map(keyOf));
   }
 
   async function stop(): Promise<void> {

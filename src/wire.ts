@@ -7,6 +7,8 @@ import { AppError, type ErrorCode, type InputFault } from './errors.ts';
 /** 2^63 - 1. */
 const INT64_MAX = 9_223_372_036_854_775_807n;
 const MAX_RUN_AT_AHEAD_MS = 31_536_000_000;
+/** An answer stays small however many faults a body has. */
+const MAX_FAULTS = 100;
 const ATTEMPT_ID = /^[A-Za-z0-9_-]{22,64}$/;
 
 const fault = (ctx: { addIssue(issue: unknown): void }, code: ErrorCode, message: string) => {
@@ -34,29 +36,25 @@ const int64 = z
 export const queueName = z.string().regex(/^[a-z0-9_-]{1,64}$/, 'expected 1 to 64 of a-z 0-9 _ -');
 
 /** Checked apart from `payload`, which is cut from the text: see json.ts. */
-export const submitRequest = z
-  .strictObject({
-    queue: queueName.default('default'),
-    task_id: int64,
-    task_version: int64,
-    priority: z.int('expected an integer 1..5').min(1, 'expected 1..5').max(5, 'expected 1..5').default(5),
-    payload: z.unknown().meta({ description: 'Any JSON, null too. Passed to the parser byte for byte.' }),
-    max_retries: z.int('expected an integer 0..1000').min(0).max(1000).optional(),
-    run_at: z
-      .int('expected ms since the epoch')
-      .min(0)
-      .refine((value) => value <= Date.now() + MAX_RUN_AT_AHEAD_MS, 'more than a year ahead')
-      .optional()
-      .meta({ description: 'Not claimable before this time, ms since the epoch; in the past: at once.' }),
-  })
-  .meta({ id: 'SubmitRequest' });
+export const submitRequest = z.strictObject({
+  queue: queueName.default('default'),
+  task_id: int64,
+  task_version: int64,
+  priority: z.int('expected an integer 1..5').min(1, 'expected 1..5').max(5, 'expected 1..5').default(5),
+  payload: z.unknown().meta({ description: 'Any JSON, null too. Passed to the parser byte for byte.' }),
+  max_retries: z.int('expected an integer 0..1000').min(0).max(1000).optional(),
+  run_at: z
+    .int('expected ms since the epoch')
+    .min(0)
+    .refine((value) => value <= Date.now() + MAX_RUN_AT_AHEAD_MS, 'more than a year ahead')
+    .optional()
+    .meta({ description: 'Not claimable before this time, ms since the epoch; in the past: at once.' }),
+});
 export type SubmitRequest = z.output<typeof submitRequest>;
 
-export const batchRequest = z
-  .strictObject({
-    tasks: z.array(z.unknown()).min(1, 'expected 1 to 1000 tasks').max(1000, 'expected 1 to 1000 tasks'),
-  })
-  .meta({ id: 'BatchRequest' });
+export const batchRequest = z.strictObject({
+  tasks: z.array(z.unknown()).min(1, 'expected 1 to 1000 tasks').max(1000, 'expected 1 to 1000 tasks'),
+});
 
 const statusCode = z
   .union([z.string(), z.number()])
@@ -66,30 +64,30 @@ const statusCode = z
   .meta({ description: "0 is success; any other 64-bit integer is the parser's failure." });
 
 /** Unknown members are ignored; `result` is cut from the text. */
-export const callbackRequest = z
-  .object({
-    status_code: statusCode,
-    status_msg: z.string().nullish(),
-    result: z.unknown().meta({ description: 'Any JSON; kept with status_code 0.' }),
-  })
-  .meta({ id: 'CallbackRequest' });
+export const callbackRequest = z.object({
+  status_code: statusCode,
+  status_msg: z.string().nullish(),
+  result: z.unknown().optional().meta({ description: 'Any JSON; kept with status_code 0.' }),
+});
 
-export const plainCallbackRequest = callbackRequest
-  .extend({
-    queue: queueName.default('default'),
-    task_id: int64,
-    task_version: int64,
-    attempt_id: z.string().regex(ATTEMPT_ID, 'expected 22 to 64 of A-Z a-z 0-9 _ -'),
-  })
-  .meta({ id: 'PlainCallbackRequest' });
+export const plainCallbackRequest = callbackRequest.extend({
+  queue: queueName.default('default'),
+  task_id: int64,
+  task_version: int64,
+  attempt_id: z.string().regex(ATTEMPT_ID, 'expected 22 to 64 of A-Z a-z 0-9 _ -'),
+});
 
-export const progressRequest = z
-  .object({
-    percent: z.number().min(0, 'expected 0..100').max(100, 'expected 0..100').nullish(),
-    message: z.string().nullish(),
-    done: z.boolean().nullish(),
-  })
-  .meta({ id: 'ProgressRequest' });
+export const progressRequest = z.object({
+  // Kept to two decimals: what is smaller does not fit the column's type.
+  percent: z
+    .number()
+    .min(0, 'expected 0..100')
+    .max(100, 'expected 0..100')
+    .transform((percent) => Math.round(percent * 100) / 100)
+    .nullish(),
+  message: z.string().nullish(),
+  done: z.boolean().nullish(),
+});
 
 const listLimit = z.coerce
   .number('expected 1..1000')
@@ -121,6 +119,9 @@ export const versionQuery = taskQuery.extend({
 /** Ids in a path: canonical decimals. */
 export const taskPath = z.object({ task_id: int64, task_version: int64.optional() });
 
+/** What a list's cursor holds: the key to go on after. */
+export const cursorKey = z.tuple([queueName, int64, int64]);
+
 /** True when `value` can be an attempt id at all. */
 export const isAttemptId = (value: string): boolean => ATTEMPT_ID.test(value);
 
@@ -128,17 +129,30 @@ export const isAttemptId = (value: string): boolean => ATTEMPT_ID.test(value);
 export function check<Schema extends z.ZodType>(schema: Schema, value: unknown, at = ''): z.output<Schema> {
   const parsed = schema.safeParse(value);
   if (parsed.success) return parsed.data;
-  const faults = parsed.error.issues.flatMap((issue) => toFaults(issue, value, at));
-  const { code, detail, pointer } = faults[0]!;
-  throw new AppError(code, detail, { pointer, faults });
+  throw faulty(parsed.error.issues.flatMap((issue) => toFaults(issue, value, at)));
 }
 
+/** The same for path and query parameters: what points at one is its name. */
+export function checkParameters<Schema extends z.ZodType>(schema: Schema, value: unknown): z.output<Schema> {
+  const parsed = schema.safeParse(value);
+  if (parsed.success) return parsed.data;
+  const faults = parsed.error.issues.flatMap((issue) => toFaults(issue, value, ''));
+  throw faulty(faults.map((one) => ({ ...one, pointer: one.pointer.slice(1) })));
+}
+
+function faulty(faults: InputFault[]): AppError {
+  const { code, detail, pointer } = faults[0]!;
+  return new AppError(code, detail, { pointer, faults: faults.slice(0, MAX_FAULTS) });
+}
+
+const pointerTo = (path: readonly PropertyKey[]): string =>
+  path.map((step) => `/${String(step).replaceAll('~', '~0').replaceAll('/', '~1')}`).join('');
+
 function toFaults(issue: z.core.$ZodIssue, root: unknown, at: string): InputFault[] {
-  const pointer =
-    at + issue.path.map((step) => `/${String(step).replaceAll('~', '~0').replaceAll('/', '~1')}`).join('');
+  const pointer = at + pointerTo(issue.path);
   if (issue.code === 'unrecognized_keys')
     return issue.keys.map((key) => ({
-      pointer: `${pointer}/${key}`,
+      pointer: pointer + pointerTo([key]),
       code: 'unknown_field',
       detail: `there is no field '${key}'`,
     }));

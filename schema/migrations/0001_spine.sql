@@ -453,7 +453,7 @@ BEGIN
       JOIN version_floors f ON f.queue = q.queue AND f.task_id = p_task_id[k.n]
       JOIN task_scheduler_tasks t
         ON t.queue = f.queue AND t.task_id = f.task_id AND t.task_version = p_task_version[k.n]
-      WHERE f.task_version = t.task_version OR f.accepted_at + q.version_floor_ms <= v_now
+      WHERE f.task_version <= t.task_version OR f.accepted_at + q.version_floor_ms <= v_now
       ORDER BY t.queue, t.task_id
       FOR UPDATE OF t;
 

@@ -45,8 +45,8 @@ export type LimiterState = {
 };
 
 /**
- * What one reconciliation did in a queue. drift: slots minus open attempts, as found; slots acquired for a claim that
- * was under way count in it.
+ * What one reconciliation did in a queue. drift, as found: slots without an open attempt (positive) or open attempts
+ * without a slot (negative); slots of claims under way do not count.
  */
 export type QueueDrift = { queue: string; dropped: number; added: number; drift: number };
 
@@ -65,14 +65,14 @@ export type Limiter = {
    * other (reconciliation may have given them a slot in between). Throws LimiterClosed: then all of them are lost.
    */
   confirm(queue: string, claimed: readonly string[], unused: readonly string[], limit: number): Promise<string[]>;
-  /** After the closing commit; any number. Idempotent; never throws: what cannot be delivered now is delivered later. */
+  /** After the closing commit; any number. Idempotent. Never throws: what cannot be delivered now is kept for later. */
   release(queue: string, ids: readonly string[]): Promise<void>;
   /** Slots in use. Every queue asked for is in the answer. Throws LimiterClosed. */
   usage(queues: readonly string[]): Promise<Map<string, number>>;
   /** The epoch a claim must be guarded with; null while closed or degraded: then claim nothing. */
   epoch(): string | null;
   state(): LimiterState;
-  /** Slots versus open attempts; one entry a queue that has either. Safe when run twice at once. Throws LimiterClosed. */
+  /** Slots versus open attempts; one entry a queue that needed repair. Two at once are safe. Throws LimiterClosed. */
   reconcile(): Promise<QueueDrift[]>;
   /** One round of the opening protocol; resolves when the state is known. */
   runOnce(): Promise<LimiterState>;

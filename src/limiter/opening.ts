@@ -15,7 +15,8 @@
  *      not the one observed: of two rebuilds only the first happens, and a late one cannot undo a later one.
  *   d. Release those that closed between b and c: their own releases named the old epoch and were refused.
  *   e. Look again from the start, because between a and c the next rebuild may have overtaken this one.
- * Crash after a: no store has the epoch, nobody pushes; this process's next look, or STALE_MS later anybody's, rebuilds.
+ * Crash after a: no store has the epoch, nobody pushes; this process's next look, or STALE_MS later anybody's,
+ * rebuilds.
  * Crash after c: the store is right but for attempts of d, which reconciliation drops.
  *
  * Two stores (two URLs, two servers behind one URL, a change of backend): while an instance proves each second that

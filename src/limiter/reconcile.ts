@@ -20,17 +20,17 @@ import type { QueueDrift } from './limiter.ts';
 import { readOpenAttempts, releaseClosed } from './opening.ts';
 
 export type ReconcileDeps = { backend: Backend; db: Db; acquireTtlMs: number };
-export type RepairPlan = { queue: string; drop: string[]; add: string[]; drift: number };
+export type RepairPlan = { queue: string; drop: string[]; add: string[] };
 
-/** One entry a queue that has slots or open attempts; `cutoff` is the youngest touch that may be dropped. */
+/** One entry a queue that needs repair; `cutoff` is the youngest touch that may be dropped. */
 export function planReconcile(slots: Slots, open: OpenAttempts, cutoff: number): RepairPlan[] {
   const queues = [...new Set([...slots.keys(), ...open.keys()])].sort();
-  return queues.map((queue) => {
+  return queues.flatMap((queue) => {
     const held = slots.get(queue) ?? new Map<string, number>();
     const wanted = new Set(open.get(queue));
     const drop = [...held].filter(([id, touchedAt]) => !wanted.has(id) && touchedAt <= cutoff).map(([id]) => id);
     const add = [...wanted].filter((id) => !held.has(id));
-    return { queue, drop, add, drift: held.size - wanted.size };
+    return drop.length + add.length > 0 ? [{ queue, drop, add }] : [];
   });
 }
 
@@ -42,14 +42,12 @@ export async function reconcile(deps: ReconcileDeps, epoch: string): Promise<Que
   const cutoff = Math.floor(listed.takenAt) - acquireTtlMs;
   const open = await readOpenAttempts(db);
   const report: QueueDrift[] = [];
-  for (const { queue, drop, add, drift } of planReconcile(listed.slots, open, cutoff)) {
-    const done = drop.length + add.length > 0 ? await backend.repair(epoch, queue, cutoff, drop, add) : NOTHING;
+  for (const { queue, drop, add } of planReconcile(listed.slots, open, cutoff)) {
+    const done = await backend.repair(epoch, queue, cutoff, drop, add);
     if (done === null) return null;
     const closed = await releaseClosed(deps, epoch, new Map([[queue, done.added]]));
     if (closed === null) return null;
-    report.push({ queue, dropped: done.dropped, added: done.added.length - closed, drift });
+    report.push({ queue, dropped: done.dropped, added: done.added.length - closed, drift: drop.length - add.length });
   }
   return report;
 }
-
-const NOTHING: { dropped: number; added: string[] } = { dropped: 0, added: [] };

@@ -25,6 +25,8 @@ export type PushAnswer =
   | { kind: 'unsent'; message: string };
 
 const BUSY_DEFAULT_MS = 1_000;
+/** A parser that is busy but says `Retry-After: 0` must not make the two of us spin. */
+const BUSY_MIN_MS = 100;
 /** A parser's Retry-After is believed up to here. */
 const BUSY_MAX_MS = 3_600_000;
 const TARGET_BROKEN = new Set([401, 403, 404, 405, 410]);
@@ -40,7 +42,7 @@ export function readAnswer(reply: PushReply, nowMs: number): PushAnswer {
   if (status >= 200 && status < 300) return readSuccess(reply);
   const message = `the parser answered ${status}${explain(reply.body)}`;
   if (status === 429 || (status === 503 && reply.retryAfter !== undefined))
-    return { kind: 'busy', afterMs: readRetryAfter(reply.retryAfter, nowMs), message };
+    return { kind: 'busy', afterMs: Math.max(readRetryAfter(reply.retryAfter, nowMs), BUSY_MIN_MS), message };
   if (TRY_FAILED.has(status)) return { kind: 'try_failed', message };
   if (IN_DOUBT.has(status)) return { kind: 'in_doubt', message };
   if (status >= 500) return { kind: 'try_failed', message };

@@ -48,12 +48,14 @@ export function createParserClient({ connections }: { connections: number }): Pa
 
 function dispatch(agent: Agent, request: PushRequest, resolve: (reply: PushReply) => void): void {
   let sent = false;
+  let finished = false;
   let status = 0;
   let retryAfter: string | undefined;
   let bytes = 0;
   const chunks: Buffer[] = [];
   let controller: Dispatcher.DispatchController | undefined;
   const finish = (reply: PushReply) => {
+    finished = true;
     clearTimeout(timer);
     resolve(reply);
   };
@@ -80,6 +82,8 @@ function dispatch(agent: Agent, request: PushRequest, resolve: (reply: PushReply
     {
       onRequestStart(started) {
         controller = started;
+        // Given up on while it waited for a connection: by now the task may be on its way to somebody else.
+        if (finished) return started.abort(new Error('given up on'));
         sent = performance.now() < request.sendBefore;
         if (!sent) withhold();
       },

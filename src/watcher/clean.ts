@@ -11,7 +11,7 @@ type Key = { queue: string; task_id: string; task_version: string };
 
 export function createClean({ db, queues }: { db: Db; queues: Queues }) {
   // Where the walks over attempts and floors stand: a run goes on where the last one's time was over.
-  let closedAfter = '0';
+  let attemptAfter: [string, string] = ['0', ''];
   let floorAfter: [string, string] = ['', '-1'];
   return { runOnce };
 
@@ -22,10 +22,11 @@ export function createClean({ db, queues }: { db: Db; queues: Queues }) {
       for (const status of [FAILED, STOPPED])
         total += await drain(async () => (await db.query('delete_tasks', [queue, status])).length);
     await drain(async () => {
-      const [step] = await db.query<{ deleted: number; last_closed_at: string | null }>('delete_attempts', [
-        closedAfter,
-      ]);
-      closedAfter = step?.last_closed_at ?? '0';
+      const [step] = await db.query<{ deleted: number; last_closed_at: string | null; last_attempt_id: string }>(
+        'delete_attempts',
+        attemptAfter,
+      );
+      attemptAfter = step?.last_closed_at ? [step.last_closed_at, step.last_attempt_id] : ['0', ''];
       total += step?.deleted ?? 0;
       return step?.last_closed_at ? BATCH : 0;
     });

@@ -1,14 +1,14 @@
 /** Pending longer than pending_expired_ms since pending_since -> Failed `pending_expired`. */
 import type { Db } from '../db.ts';
 import type { Queues } from '../queues.ts';
-import { keyColumns, type TaskKey } from '../task.ts';
+import { keyColumns, keyOf, type TaskKey } from '../task.ts';
 import { drain } from './drain.ts';
 
 type Row = { queue: string; task_id: string; task_version: string; has_blocked: boolean };
 
-export type ExpirePendingDeps = { db: Db; queues: Queues; onFinished: (keys: TaskKey[]) => void };
+export type ExpirePendingDeps = { db: Db; queues: Queues; onFinished: (keys: TaskKey[]) => void; onFreed: () => void };
 
-export function createExpirePending({ db, queues, onFinished }: ExpirePendingDeps) {
+export function createExpirePending({ db, queues, onFinished, onFreed }: ExpirePendingDeps) {
   return { runOnce };
 
   /** Returns how many tasks failed. */
@@ -21,8 +21,11 @@ export function createExpirePending({ db, queues, onFinished }: ExpirePendingDep
   async function expire(queue: string): Promise<number> {
     const rows = await db.query<Row>('expire_pending', [queue]);
     const heads = rows.filter((row) => row.has_blocked);
-    if (heads.length > 0) await db.query('order_versions', keyColumns(heads));
-    onFinished(rows.map((row) => ({ queue: row.queue, taskId: row.task_id, taskVersion: row.task_version })));
+    onFinished(rows.map(keyOf));
+    if (heads.length > 0) {
+      await db.query('order_versions', keyColumns(heads));
+      onFreed();
+    }
     return rows.length;
   }
 }

@@ -28,15 +28,19 @@ export function createPostgresLease({ db, instanceId }: { db: Db; instanceId: st
   };
 }
 
-/** `fallback` serves while Redis is away. */
+/** `fallback` serves while Redis is away or does not answer. */
 // `as never`: redlock's types know the ioredis of its time; what it calls (eval with keys and arguments) is the same.
 export function createRedisLease({ redis, fallback }: { redis: Redis; fallback: Lease }): Lease {
-  const redlock = new Redlock([redis.client as never], { retryCount: 0 });
-  redlock.on('clientError', () => {});
   return {
     async run(job, work) {
-      if (!redis.connected()) return fallback.run(job, work);
-      const lock = await redlock.lock(`{docsched}:lease:${job}`, LEASE_MS).catch(() => undefined);
+      // One for each run: so an error that it reports is this run's.
+      const redlock = new Redlock([redis.client as never], { retryCount: 0 });
+      let answers = redis.connected();
+      redlock.on('clientError', () => {
+        answers = false;
+      });
+      const lock = answers ? await redlock.lock(`{docsched}:lease:${job}`, LEASE_MS).catch(() => undefined) : undefined;
+      if (!answers) return fallback.run(job, work);
       if (!lock) return undefined;
       try {
         return await work();

@@ -2,7 +2,7 @@
  * Runs the jobs on their cron schedules, each under a lease, never twice at once in a process. A run that fails is
  * logged once and comes again with the next tick.
  */
-import cron, { type ScheduledTask } from 'node-cron';
+import cron, { type Logger, type ScheduledTask } from 'node-cron';
 import type { Log } from '../log.ts';
 import type { Lease } from './lease.ts';
 
@@ -26,7 +26,12 @@ export function createWatcher({ jobs, lease, observe, log }: WatcherDeps) {
     start() {
       for (const job of jobs)
         tasks.push(
-          cron.schedule(job.schedule, () => track(run(job)), { name: job.name, noOverlap: true, timezone: 'Etc/UTC' }),
+          cron.schedule(job.schedule, () => track(run(job)), {
+            name: job.name,
+            noOverlap: true,
+            timezone: 'Etc/UTC',
+            logger: quietly(job),
+          }),
         );
     },
     /** No further run; resolves when those under way have ended. */
@@ -36,6 +41,13 @@ export function createWatcher({ jobs, lease, observe, log }: WatcherDeps) {
     },
     lastOkAgeMs: () => (lastOk === null ? null : Math.round(performance.now() - lastOk)),
   };
+
+  /** node-cron would write its own lines to stdout when a tick comes late or finds the run before still going. */
+  function quietly(job: Job): Logger {
+    const note = (message: string | Error) =>
+      log.debug({ event: 'watcher_tick_skipped', job: job.name, reason: String(message) });
+    return { info: note, warn: note, error: note, debug: note };
+  }
 
   function track(work: Promise<void>): Promise<void> {
     running.add(work);

@@ -79,8 +79,9 @@ describe('the redis limiter when Redis fails', () => {
     assert.deepEqual(await one.limiter.acquire(queue, newIds(1), 2), []);
   });
 
-  test('a server that was demoted, overwritten and promoted again is not trusted, though its process lived on', async () => {
+  test('a server that was demoted, overwritten and promoted again is not trusted, though its process lived on', async (t) => {
     const replica = await startRedis({ args: DISKLESS });
+    t.after(() => replica.stop());
     const link = (url: string, ...to: [string, string]) => withRedis(url, (client) => client.replicaof(...to));
     const synced = (url: string) =>
       eventually(async () => {
@@ -102,7 +103,6 @@ describe('the redis limiter when Redis fails', () => {
     assert.deepEqual(await one.backend.check(), { epoch, valid: false });
     await opened(one);
     assert.equal((await slotsOf(one, queue)).length, 2);
-    await replica.stop();
   });
 
   test('killed, acquire and confirm throw, the state says why, and it is open again once Redis is back', async () => {
@@ -145,15 +145,15 @@ describe('the redis limiter when Redis fails', () => {
     await late.limiter.stop();
   });
 
-  test('another maxmemory-policy than noeviction is refused at the start, and closes an open limiter', async () => {
+  test('another maxmemory-policy than noeviction is refused at the start, and closes an open limiter', async (t) => {
     const evicting = await startRedis({ args: ['--maxmemory-policy', 'allkeys-lru'] });
+    t.after(() => evicting.stop());
     const check = async (url: string) => {
       const redis = createRedis({ url, scripts: {}, log: createLog('silent') });
       await checkRedis(redis).finally(() => redis.close());
     };
     await assert.rejects(check(evicting.url), UnfitRedisError);
     await check(server.url);
-    await evicting.stop();
 
     await withRedis(server.url, (client) => client.config('SET', 'maxmemory-policy', 'volatile-ttl'));
     const { status, reason } = await one.limiter.runOnce();

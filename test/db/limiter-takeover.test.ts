@@ -61,6 +61,8 @@ describe('two limiter stores', () => {
     await look(twin);
     assert.equal((await world.inForce()).seen_by, a.instanceId);
     await world.sql.query('UPDATE limiter_state SET seen_at = seen_at - 1000');
+    assert.equal(await look(b), 'degraded');
+    assert.equal((await world.inForce()).seen_by, a.instanceId, 'a store that is not in force proves nothing');
     await look(twin);
     assert.equal((await world.inForce()).seen_by, twin.instanceId);
   });

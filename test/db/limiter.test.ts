@@ -190,8 +190,8 @@ for (const kind of ['redis', 'postgres'] as const)
       let confirmed = 0;
       let most = 0;
       let lostIds = 0;
-      const client = async ({ limiter }: Instance, rounds: number) => {
-        while (rounds-- > 0) {
+      const client = async ({ limiter }: Instance) => {
+        for (let round = 0; round < 40 || (lostIds === 0 && round < 2_000); round++) {
           const ids = await limiter.acquire(queue, newIds(1 + Math.floor(Math.random() * 4)), limit);
           if (ids.length === 0) continue;
           const wanted = ids.slice(0, Math.ceil(Math.random() * ids.length));
@@ -212,7 +212,7 @@ for (const kind of ['redis', 'postgres'] as const)
         while (running) await limiter.reconcile();
       };
       const reconciling = [reconciler(one), reconciler(clients[0]!)];
-      await Promise.all(clients.map((instance) => client(instance, 40)));
+      await Promise.all(clients.map((instance) => client(instance)));
       running = false;
       await Promise.all(reconciling);
       assert.ok(most <= limit, `${most} confirmed at once`);
@@ -242,19 +242,19 @@ for (const kind of ['redis', 'postgres'] as const)
 
     scenario('reconciliation drops a slot without an open attempt only after ACQUIRE_TTL_MS', async () => {
       const [young] = await one.limiter.acquire(queue, newIds(1), 5);
-      assert.deepEqual(await reportOf(one), { queue, dropped: 0, added: 0, drift: 1 });
+      assert.equal(await reportOf(one), undefined);
       await backdate(9_000);
-      assert.equal((await reportOf(one))?.dropped, 0);
+      assert.equal(await reportOf(one), undefined);
       assert.deepEqual(await slotsOf(one, queue), [young]);
       await backdate(1_000);
-      assert.equal((await reportOf(one))?.dropped, 1);
+      assert.deepEqual(await reportOf(one), { queue, dropped: 1, added: 0, drift: 1 });
       assert.equal(await used(), 0);
     });
 
     scenario('reconciliation never drops the slot of an open attempt, however old', async () => {
       const ids = await acquireAndClaim(2);
       await backdate(1_000_000);
-      assert.deepEqual(await reportOf(one), { queue, dropped: 0, added: 0, drift: 0 });
+      assert.equal(await reportOf(one), undefined);
       assert.deepEqual(await slotsOf(one, queue), ids.sort());
     });
 
@@ -294,8 +294,8 @@ for (const kind of ['redis', 'postgres'] as const)
       await backdate(20_000);
       await one.limiter.release(queue, ids.slice(0, 2));
       const [first, second] = await Promise.all([reportOf(one), reportOf(two)]);
-      assert.equal(first!.dropped + second!.dropped, orphans.length);
-      assert.equal(first!.added + second!.added, 2);
+      assert.equal((first?.dropped ?? 0) + (second?.dropped ?? 0), orphans.length);
+      assert.equal((first?.added ?? 0) + (second?.added ?? 0), 2);
       assert.deepEqual(await slotsOf(one, queue), ids.sort());
     });
 

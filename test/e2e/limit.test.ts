@@ -4,7 +4,7 @@ import { test } from 'node:test';
 import { eventually } from '../support/eventually.ts';
 import { install, LIMITERS, NO_RECONCILIATION, slotsShown, submitMany } from '../support/installation.ts';
 
-const TASKS = 1_500;
+const TASKS = 1_200;
 const LIMIT = 10;
 const WAVE_MS = 100;
 
@@ -27,15 +27,12 @@ for (const limiter of LIMITERS) {
     const ended = performance.now();
     await eventually(async () => assert.deepEqual(await place.countTasks(), { Success: TASKS }));
 
-    const { surely, atMost } = parser.outstanding;
-    t.diagnostic(
-      `${Math.round(ended - began)} ms, at the limit ${surely.shareAtLeast(LIMIT, began, ended).toFixed(2)} of it, mean ${surely.mean(began, ended).toFixed(1)}; at most ${atMost.max} ${atMost.shareAtLeast(LIMIT, began, ended).toFixed(2)}`,
-    );
+    const { surely } = parser.outstanding;
     assert.equal(surely.max, LIMIT);
     assert.ok(surely.shareAtLeast(LIMIT, began, ended) >= 0.5, 'at the limit for at least half of the time');
     assert.equal(parser.pushes.length, TASKS, 'each task was pushed once');
     await eventually(async () => assert.equal(await place.slots(), 0));
-    for (const instance of instances) assert.equal(await slotsShown(instance), 0);
+    assert.deepEqual(await Promise.all(instances.map(slotsShown)), [0, 0, 0]);
   });
 
   test(`a limit of 1 lets two instances push one at a time (${limiter})`, async (t) => {
@@ -48,6 +45,6 @@ for (const limiter of LIMITERS) {
     await eventually(async () => assert.deepEqual(await place.countTasks(), { Success: 100 }), { timeoutMs: 20_000 });
     assert.equal(place.parser.outstanding.surely.max, 1);
     assert.equal(place.parser.pushes.length, 100);
-    assert.equal(await place.slots(), 0);
+    await eventually(async () => assert.equal(await place.slots(), 0));
   });
 }

@@ -56,11 +56,8 @@ test('docs/metrics.md lists every metric with its type, labels and help', async 
             .split(', ')
             .map((label) => `'${label}'`)
             .join(', ')}]`;
-    const declared = source
-      .slice(source.indexOf(`'${name}'`))
-      .match(/\[[^\]]*\]/)?.[0]
-      .replace(/,? (?=\])|(?<=\[) /g, '')
-      .replace(/,\s*\]/, ']');
+    const [found = ''] = source.slice(source.indexOf(`'${name}'`)).match(/\[[^\]]*\]/) ?? [];
+    const declared = found.replace(/\[ /, '[').replace(/,? \]/, ']');
     assert.equal(declared, list, name);
   }
 });

@@ -1,0 +1,219 @@
+/**
+ * Over a million rows no statement reads a large table from end to end, and a claim touches what it takes and little
+ * more. Plans are looked at as the service makes them (for the values of each call), and as generic ones, which a
+ * pooler that drops the service's settings would get.
+ */
+import assert from 'node:assert/strict';
+import { after, before, test } from 'node:test';
+import pg from 'pg';
+import { loadStatements } from '../../src/schema.ts';
+import { createWorld, newId, TARGET, type World } from '../support/world.ts';
+
+const PENDING = 1_000_000;
+const CLAIM = 128;
+/**
+ * Measured: 17 to 22. A task is looked up three times, is put into five indexes anew, and its attempt into four; reading
+ * the table would cost hundreds a task.
+ */
+const BUFFERS_A_TASK = 30;
+const LARGE = ['task_scheduler_tasks', 'attempts', 'version_floors'];
+const LEVELS = [[1, 2, 3, 4, 5], [0, 0, 0, 0, 0], [80, 60, 40, 30, 20].map((weight) => 1 / weight)];
+/** Reads everything, on purpose, and paces itself. */
+const READS_ALL = ['count_tasks'];
+
+const statements = loadStatements();
+let world: World;
+let client: pg.Client;
+let epoch: string;
+
+type Plan = { 'Node Type': string; 'Relation Name'?: string; 'Total Cost': number; Plans?: Plan[] };
+type Explained = { Plan: Plan; 'Query Text'?: string };
+
+before(async () => {
+  world = await createWorld('plans');
+  epoch = (await world.instance()).limiter.epoch()!;
+  await fillTables();
+  client = new pg.Client(world.url);
+  await client.connect();
+});
+after(async () => {
+  await client.end();
+  await world.end();
+});
+
+/** Without the indexes while filling, which takes a third of the time. */
+async function fillTables(): Promise<void> {
+  const tables = `tablename IN ('task_scheduler_tasks', 'attempts') AND indexname NOT LIKE '%_pkey'`;
+  const indexes = await world.rows<{ indexname: string; indexdef: string }>(
+    `SELECT indexname, indexdef FROM pg_indexes WHERE ${tables}`,
+  );
+  for (const { indexname } of indexes) await world.sql.query(`DROP INDEX ${indexname}`);
+  const tasks = (status: number, hold: number, from: number, count: number, more = '') => `
+    INSERT INTO task_scheduler_tasks (queue, task_id, task_version, id, place, status, hold, ready_at, finished_at,
+      attempt_id, started_at, deadline, priority, level, payload, max_retries, pending_since, create_at, update_at)
+    SELECT 'default', n, ${hold === 2 ? 1 : 2}, n, n, ${status}, ${hold}, ${hold === 1 ? 'docsched_now() + n' : 'NULL'},
+      ${status >= 2 ? 'n' : 'NULL'}, ${status === 1 ? `'open-' || n` : 'NULL'}, 1, ${status === 1 ? 'now + n' : 'NULL'},
+      1 + n % 5, 1 + n % 5, '{"file":"s3://bucket/documents/' || n || '"}', 3, now, now, now
+    FROM generate_series(${from}, ${from + count - 1}) n, (SELECT docsched_now() AS now OFFSET 0) c ${more}`;
+  await world.sql.query(tasks(0, 0, 1, PENDING));
+  await world.sql.query(tasks(0, 2, 1, PENDING / 10));
+  await world.sql.query(tasks(0, 1, PENDING + 1, PENDING / 10));
+  await world.sql.query(tasks(1, 0, 2 * PENDING, 5_000));
+  for (const status of [2, 3, 4]) await world.sql.query(tasks(status, 0, (1 + status) * PENDING, PENDING / 20));
+  await world.sql.query(`
+    INSERT INTO attempts (attempt_id, task_row_id, queue, task_id, task_version, claimed_at, deadline, max_deadline,
+      closed_at, outcome, number, target)
+    SELECT CASE WHEN t.status = 1 THEN t.attempt_id ELSE 'closed-' || t.id END, t.id, t.queue, t.task_id, t.task_version,
+      1, docsched_now() + t.id, docsched_now() + t.id, CASE WHEN t.status > 1 THEN t.id END,
+      CASE WHEN t.status > 1 THEN 'success' END, 1, 'none'
+    FROM task_scheduler_tasks t WHERE t.status > 0`);
+  await world.sql.query(`
+    INSERT INTO version_floors (queue, task_id, task_version, accepted_at)
+    SELECT t.queue, t.task_id, t.task_version, t.create_at FROM task_scheduler_tasks t
+    WHERE t.task_version = 2 AND (t.task_id % 4 = 0 OR t.status > 0)`);
+  for (const { indexdef } of indexes) await world.sql.query(indexdef);
+  await world.sql.query('VACUUM ANALYZE');
+}
+
+const nodes = (plan: Plan): Plan[] => [plan, ...(plan.Plans ?? []).flatMap(nodes)];
+const fullScans = (plan: Plan): string[] =>
+  nodes(plan)
+    .filter((node) => node['Node Type'] === 'Seq Scan' && LARGE.includes(node['Relation Name'] ?? ''))
+    .map((node) => node['Relation Name']!);
+
+/** Values such as the service passes, a full batch where there are batches. */
+function paramsOf(name: string): unknown[] {
+  const batch = <T>(value: (i: number) => T): T[] => Array.from({ length: 256 }, (_, i) => value(i));
+  const keys = [batch(() => 'default'), batch((i) => 1 + i * 37), batch(() => 2)];
+  const attempts = batch((i) => `open-${2 * PENDING + i}`);
+  const one = ['default', 4_000, 2];
+  const params: Record<string, unknown[]> = {
+    accept_attempts: [attempts],
+    announce_work: ['test', ''],
+    cancel_task: one,
+    claim_tasks: ['default', Array.from({ length: CLAIM }, newId), ...LEVELS, epoch, TARGET, 1_000],
+    clear_target: [TARGET, 1],
+    delete_attempts: [0, ''],
+    delete_floors: ['', -1],
+    delete_tasks: ['default', 3],
+    expire_pending: ['default'],
+    explain_attempts: [attempts],
+    find_attempts: [attempts],
+    find_finished: keys,
+    get_floor: ['default', 4_000],
+    get_task: [...one, false],
+    give_lease_back: ['clean', 'a'],
+    limiter_acquire: [epoch, 'default', 10, ['a']],
+    limiter_bump_epoch: [epoch, 'b', 'postgres', 'a', 3_000],
+    limiter_confirm: [epoch, 'default', 10, ['a'], []],
+    limiter_count_usage: [epoch, ['default']],
+    limiter_find_closed: [attempts],
+    limiter_list_slots: [epoch],
+    limiter_rebuild: [epoch, 'b', ['default'], ['a']],
+    limiter_release: [epoch, 'default', ['a']],
+    limiter_repair: [epoch, 'default', 1, ['a'], ['b']],
+    limiter_see_store: [epoch, 'a'],
+    list_attempts: one,
+    list_tasks: ['default', 0, null, null, null, null, '', -1, -1, 100],
+    list_versions: ['default', 4_000],
+    order_versions: keys,
+    report_progress: [attempts[0], 5, 'page 5'],
+    retain_results: ['default'],
+    retry_task: one,
+    set_default_queue: ['default', ...Array(18).fill(null)],
+    settle_attempts: [
+      attempts,
+      batch((i) => (i % 3 ? 'success' : 'parser_failed')),
+      batch(() => 0),
+      batch(() => null),
+      batch(() => '{}'),
+      batch(() => 0),
+    ],
+    slow_target: [TARGET, 1, 1, 1, 1, 1],
+    submit_tasks: [
+      batch(() => 'default'),
+      batch((i) => (i % 4 ? 4 + i * 400 : 10 * PENDING + i)),
+      batch((i) => 2 + (i % 2)),
+      batch(() => 5),
+      batch(() => '{}'),
+      batch(() => null),
+      batch(() => null),
+      batch(() => null),
+    ],
+    take_lease: ['clean', 'a', 4_500],
+  };
+  const wanted = Math.max(0, ...[...statements[name]!.matchAll(/\$(\d+)/g)].map(([, n]) => Number(n)));
+  const given = params[name] ?? [];
+  assert.equal(given.length, wanted, `parameters of ${name}: add the statement to this table`);
+  return given;
+}
+
+for (const name of Object.keys(statements))
+  for (const kind of ['custom', 'generic'] as const)
+    test(`${name} reads no large table from end to end (${kind} plan)`, async () => {
+      const params = paramsOf(name);
+      const { rows } = await (kind === 'custom'
+        ? client.query(`EXPLAIN (FORMAT JSON) ${statements[name]}`, params)
+        : client.query(`EXPLAIN (GENERIC_PLAN, FORMAT JSON) ${statements[name]}`));
+      const { Plan: plan } = (rows[0]['QUERY PLAN'] as Explained[])[0]!;
+      if (READS_ALL.includes(name)) return assert.notDeepEqual(fullScans(plan), [], 'it may leave READS_ALL');
+      assert.deepEqual(fullScans(plan), []);
+      const [{ jit_above_cost: jit }] = await world
+        .rows<{ jit_above_cost: number }>(`SELECT current_setting('jit_above_cost')::float8 AS jit_above_cost`)
+        .then((found) => found as [{ jit_above_cost: number }]);
+      assert.ok(plan['Total Cost'] < jit, `a cost of ${plan['Total Cost']} would be compiled`);
+    });
+
+/** Plans of all that ran inside of a statement, as PostgreSQL itself logs them; what it did is rolled back. */
+async function nestedPlans(name: string, mode: string): Promise<Explained[]> {
+  const plans: Explained[] = [];
+  const note = ({ message }: { message?: string | undefined }) => {
+    if (message?.startsWith('duration:')) plans.push(JSON.parse(message.slice(message.indexOf('{'))) as Explained);
+  };
+  client.on('notice', note);
+  await client.query(`
+    LOAD 'auto_explain';
+    BEGIN;
+    SET LOCAL auto_explain.log_min_duration = 0;
+    SET LOCAL auto_explain.log_nested_statements = on;
+    SET LOCAL auto_explain.log_format = json;
+    SET LOCAL client_min_messages = log;
+    SET LOCAL plan_cache_mode = ${mode}`);
+  await client.query(statements[name]!, paramsOf(name));
+  await client.query('ROLLBACK');
+  client.off('notice', note);
+  return plans;
+}
+
+for (const name of ['submit_tasks', 'order_versions'])
+  for (const mode of ['force_custom_plan', 'force_generic_plan'])
+    test(`nothing inside ${name} reads a large table from end to end (${mode})`, async () => {
+      const plans = await nestedPlans(name, mode);
+      assert.ok(plans.length >= { submit_tasks: 10, order_versions: 2 }[name]!, `${plans.length} plans were seen`);
+      for (const { Plan: plan, 'Query Text': text } of plans) assert.deepEqual(fullScans(plan), [], text ?? name);
+    });
+
+type Touched = Plan & { 'Shared Hit Blocks': number; 'Shared Read Blocks': number; 'Actual Rows': number };
+
+/** Buffers that a claim of CLAIM tasks touches, in a transaction that is rolled back. */
+async function claimBuffers(): Promise<number> {
+  await client.query('BEGIN');
+  const { rows } = await client.query(
+    `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ${statements.claim_tasks}`,
+    paramsOf('claim_tasks'),
+  );
+  await client.query('ROLLBACK');
+  const plan = (rows[0]['QUERY PLAN'] as Explained[])[0]!.Plan as Touched;
+  assert.equal(plan['Actual Rows'], CLAIM);
+  return plan['Shared Hit Blocks'] + plan['Shared Read Blocks'];
+}
+
+test(`a claim of ${CLAIM} from a million Pending touches few buffers, also behind many that were claimed before`, async () => {
+  const fresh = await claimBuffers();
+  await world.setQueue('default', { concurrency_limit: 1_000_000 });
+  const one = await world.instance();
+  for (let i = 0; i < 50; i++) assert.equal((await one.claim(await world.queue(), TARGET, CLAIM)).tasks.length, CLAIM);
+  const behind = await claimBuffers();
+  assert.ok(fresh <= CLAIM * BUFFERS_A_TASK, `${fresh} buffers`);
+  assert.ok(behind <= CLAIM * BUFFERS_A_TASK, `${behind} buffers behind ${50 * CLAIM} claimed ones`);
+});
