@@ -414,7 +414,6 @@ async function reconcile(from = one) {
   const job = createReconcile({
     limiter: from.limiter,
     queues: await world.queues(),
-    onFreed: () => {},
     observeDrift: (queue, value) => void drift.set(queue, value),
     onFreed: () => void freed++,
     log: world.log,
@@ -453,7 +452,6 @@ test('while the limiter is closed there is nothing to reconcile', async () => {
   const closed = createReconcile({
     limiter: { ...one.limiter, state: () => ({ status: 'closed', reason: 'away', lastOkAgeMs: null }) },
     queues: await world.queues(),
-    onFreed: () => {},
     observeDrift: () => assert.fail('no drift is known'),
     onFreed: () => {},
     log: world.log,
