@@ -79,7 +79,14 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
 
   // The limiter, and what wakes whom.
   const backend = redis ? createRedisBackend({ redis }) : createPostgresBackend({ db });
-  const limiter = createLimiter({ backend, db, log, instanceId, acquireTtlMs: config.ACQUIRE_TTL_MS });
+  const limiter = createLimiter({
+    backend,
+    db,
+    log,
+    instanceId,
+    acquireTtlMs: config.ACQUIRE_TTL_MS,
+    onOpen: () => pushTrigger.wake(),
+  });
   const announcer = createAnnouncer({ db, instanceId, onHeard: () => pushTrigger.wake(), log });
   const wakeAll = () => {
     pushTrigger.wake();

@@ -89,6 +89,8 @@ export type LimiterDeps = {
   instanceId: string;
   /** A slot without an open attempt is dropped once it is older than this (ms). Above the longest claim. */
   acquireTtlMs: number;
+  /** Slots may be taken again: there may be work waiting. */
+  onOpen: () => void;
 };
 
 /** The store is closed, degraded or away: no slot can be taken or confirmed now. */
@@ -99,7 +101,7 @@ export class LimiterClosed extends Error {
   }
 }
 
-export function createLimiter({ backend, db, log, instanceId, acquireTtlMs }: LimiterDeps): Limiter {
+export function createLimiter({ backend, db, log, instanceId, acquireTtlMs, onOpen }: LimiterDeps): Limiter {
   const opening = createOpening({ backend, db, log, instanceId });
   const undelivered = createUndelivered();
   let status: LimiterState['status'] = 'closed';
@@ -202,8 +204,10 @@ export function createLimiter({ backend, db, log, instanceId, acquireTtlMs }: Li
     reason = next.status === 'open' ? null : next.reason;
     epoch = next.status === 'open' ? next.epoch : null;
     if (!changed) return;
-    if (status === 'open') log.info({ event: 'limiter_open', backend: backend.name });
-    else log.warn({ event: `limiter_${status}`, backend: backend.name, reason });
+    if (status === 'open') {
+      log.info({ event: 'limiter_open', backend: backend.name });
+      onOpen();
+    } else log.warn({ event: `limiter_${status}`, backend: backend.name, reason });
   }
 
   function runOnce(): Promise<LimiterState> {

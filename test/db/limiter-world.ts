@@ -46,7 +46,7 @@ export async function createWorld(name: string) {
       const instanceId = newId();
       const backend = store === 'postgres' ? createPostgresBackend({ db }) : redisBackend(store.url, endings);
       const { acquireTtlMs = 10_000 } = options;
-      const limiter = createLimiter({ backend, db: options.db ?? db, log, instanceId, acquireTtlMs });
+      const limiter = createLimiter({ backend, db: options.db ?? db, log, instanceId, acquireTtlMs, onOpen: () => {} });
       endings.push(() => limiter.stop());
       return { limiter, backend, instanceId };
     },

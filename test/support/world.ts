@@ -215,7 +215,14 @@ export async function createWorld(name: string) {
   }: InstanceOptions) {
     const db = openDb(4);
     const backend: Backend = createPostgresBackend({ db });
-    const limiter: Limiter = createLimiter({ backend, db, log, instanceId: newId(), acquireTtlMs: 10_000 });
+    const limiter: Limiter = createLimiter({
+      backend,
+      db,
+      log,
+      instanceId: newId(),
+      acquireTtlMs: 10_000,
+      onOpen: () => {},
+    });
     const released: string[] = [];
     const closed: ClosedAttempt[] = [];
     const settler = createSettler({
