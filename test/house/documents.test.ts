@@ -54,7 +54,7 @@ test('docs/metrics.md lists every metric with its type, labels and help', async 
     assert.deepEqual(
       [...found.matchAll(/'(\w+)'/g)].map(([, label]) => label),
       listed,
-      name,
+      `labels of ${name}`,
     );
   }
 });
