@@ -3,6 +3,7 @@
  * it by a test. All problems are reported at once, and main.ts then exits 78.
  */
 import leven from 'leven';
+import { validate } from 'node-cron';
 import { z } from 'zod';
 
 const ROLES = ['api', 'pusher', 'watcher'] as const;
@@ -11,6 +12,8 @@ export type Role = (typeof ROLES)[number];
 /** Durations may be as short as tests need and as long as a year. */
 const MIN_DURATION_MS = 100;
 const MAX_DURATION_MS = 31_536_000_000;
+/** The longest a timer can wait; a longer one would fire at once. */
+const MAX_TIMER_MS = 2_147_483_647;
 
 const integer = (min: number, max: number) =>
   z
@@ -19,6 +22,7 @@ const integer = (min: number, max: number) =>
     .transform(Number)
     .refine((value) => value >= min && value <= max, `expected integer ${min}..${max}`);
 const duration = () => integer(MIN_DURATION_MS, MAX_DURATION_MS);
+const timer = () => integer(MIN_DURATION_MS, MAX_TIMER_MS);
 const url = (...protocols: string[]) =>
   z
     .string()
@@ -26,7 +30,18 @@ const url = (...protocols: string[]) =>
       (value) => URL.canParse(value) && protocols.includes(new URL(value).protocol.slice(0, -1)),
       `expected a URL beginning with ${protocols.map((protocol) => `${protocol}://`).join(' or ')}`,
     );
-const cron = () => z.string().regex(/^(\S+ ){5}\S+$/, 'expected a cron expression of six fields, seconds first');
+const parserUrl = () =>
+  url('http', 'https').refine(
+    (value) => !URL.canParse(value) || (new URL(value).username === '' && new URL(value).password === ''),
+    'expected a URL without user and password',
+  );
+const cron = () =>
+  z
+    .string()
+    .refine(
+      (value) => value.split(' ').length === 6 && validate(value),
+      'expected a cron expression of six fields, seconds first',
+    );
 const roles = () =>
   z
     .string()
@@ -45,7 +60,7 @@ export const SETTINGS = {
     null,
     'how parsers reach the role api; required when HOST is not loopback, and for a pusher without the role api',
   ],
-  PARSER_URL: [url('http', 'https'), null, 'target of queue `default`; absent: tasks are accepted and held'],
+  PARSER_URL: [parserUrl(), null, 'target of queue `default`; absent: tasks are accepted and held'],
   MAX_PROCESSING: [integer(1, 100_000), '10', 'limit of queue `default`: the most attempts open at once'],
   PENDING_EXPIRED_MS: [duration(), '86400000', 'Pending longer than this fails'],
   PROCESSING_EXPIRED_MS: [duration(), '1800000', 'an attempt without callback or progress for this long is closed'],
@@ -58,14 +73,14 @@ export const SETTINGS = {
   ],
   MAX_RETRIES: [integer(0, 1000), '3', 'retries of a task that names none'],
   RETRY_BASE_MS: [duration(), '1000', 'back-off before the first retry; doubles with each, up to 5 minutes'],
-  TRIGGER_INTERVAL_MS: [duration(), '5000', 'the pusher looks for work at least this often'],
+  TRIGGER_INTERVAL_MS: [timer(), '5000', 'the pusher looks for work at least this often'],
   ACQUIRE_TTL_MS: [duration(), '10000', 'a slot without an open attempt is dropped after this long'],
-  PUSH_TIMEOUT_MS: [duration(), '10000', 'how long a push waits for its answer'],
+  PUSH_TIMEOUT_MS: [timer(), '10000', 'how long a push waits for its answer'],
   PAYLOAD_MAX_BYTES: [integer(1, 67_108_864), '262144', 'largest payload'],
   RESULT_MAX_BYTES: [integer(1, 268_435_456), '8388608', 'largest result'],
   BATCH_MAX_BYTES: [integer(1024, 268_435_456), '8388608', 'largest body of a batch submit'],
   PG_POOL_MAX: [integer(2, 1000), '10', 'PostgreSQL connections of one instance, plus one that listens'],
-  SHUTDOWN_TIMEOUT_MS: [duration(), '10000', 'a graceful stop takes at most this long'],
+  SHUTDOWN_TIMEOUT_MS: [timer(), '10000', 'a graceful stop takes at most this long'],
   WATCH_CRON: [cron(), '*/5 * * * * *', 'time-outs and retention'],
   PROMOTE_CRON: [cron(), '* * * * * *', 'delayed tasks and due retries'],
   RECONCILE_CRON: [cron(), '*/30 * * * * *', 'limiter versus open attempts'],

@@ -85,10 +85,17 @@ export function createDb({ url, poolMax, statements, log }: DbDeps): Db {
   }
 }
 
+/** Whether PostgreSQL itself said that the statement failed: then nothing of it was committed. */
+export function wasRolledBack(error: unknown): boolean {
+  for (let cause = error; cause instanceof Error; cause = cause.cause)
+    if (cause instanceof pg.DatabaseError) return cause.severity === 'ERROR';
+  return false;
+}
+
 function classify(name: string, error: unknown): unknown {
   const { code = '', message = '' } = error as { code?: string; message?: string };
-  const socket = /^E[A-Z]+$/.test(code) || /timeout|terminat|not queryable|Connection/i.test(message);
-  if (UNAVAILABLE.has(code) || code.startsWith('08') || (socket && !/^\d/.test(code)))
+  const socket = /^E[A-Z_]+$/.test(code) || /timeout|terminat|not queryable|Connection/i.test(message);
+  if (UNAVAILABLE.has(code) || RETRYABLE.has(code) || code.startsWith('08') || (socket && !/^\d/.test(code)))
     return new AppError('store_unavailable', 'The database cannot be reached right now', {
       retryAfterS: 1,
       cause: new Error(`${name}: ${message}`, { cause: error }),

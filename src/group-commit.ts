@@ -59,7 +59,7 @@ export function createGroupCommit<Entry, Result>({
 
   function add(entry: Entry): Promise<Result> {
     const size = sizeOf(entry);
-    if (waiting.length >= MAX_WAITING_ROWS || waitingBytes + size > MAX_WAITING_BYTES)
+    if (waiting.length >= MAX_WAITING_ROWS || (waiting.length > 0 && waitingBytes + size > MAX_WAITING_BYTES))
       return Promise.reject(
         new AppError('overloaded', 'Too many requests are waiting for the database', { retryAfterS: 1 }),
       );

@@ -13,6 +13,8 @@ import express, {
 import { AppError, toAppError, toProblem } from './errors.ts';
 import type { Log } from './log.ts';
 
+const JSON_TYPE = /^application\/([\w.+-]+\+)?json\s*(;|$)/i;
+
 /** What a JSON body may hold beside its payload or result. */
 export const ENVELOPE_BYTES = 65_536;
 
@@ -23,7 +25,7 @@ export function readBytes(
 ): RequestHandler {
   const read = express.raw({ type: () => true, limit: maxBytes });
   return (req, res, next) => {
-    if (!req.is(['json', '+json']))
+    if (!JSON_TYPE.test(req.get('content-type') ?? ''))
       throw new AppError('unsupported_media_type', 'Send the body with content-type: application/json');
     read(req, res, (error?: unknown) => next(error && bodyError(error, maxBytes, code)));
   };

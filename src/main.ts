@@ -154,6 +154,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     lease: redis
       ? createRedisLease({ redis, fallback: createPostgresLease({ db, instanceId }) })
       : createPostgresLease({ db, instanceId }),
+    db,
     observe: (job, changed) => metrics.watcherActions.inc({ job }, changed),
     log,
   });

@@ -28,10 +28,13 @@ export function createSampler({ db, limiter, queues, metrics, log }: SamplerDeps
     await sampleLimiter();
     const began = performance.now();
     if (began < countAt) return;
-    await sampleTasks();
-    const ended = performance.now();
-    countAt = ended + (ended - began) * COUNT_SHARE;
-    metrics.sampledAt.set(Date.now() / 1000);
+    try {
+      await sampleTasks();
+      metrics.sampledAt.set(Date.now() / 1000);
+    } finally {
+      const ended = performance.now();
+      countAt = ended + (ended - began) * COUNT_SHARE;
+    }
   }
 
   async function sampleLimiter(): Promise<void> {

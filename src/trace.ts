@@ -3,45 +3,46 @@
  * the OpenTelemetry API; without an SDK (telemetry.ts) spans are no-ops and only the ids travel.
  */
 import { randomBytes } from 'node:crypto';
-import { context, type Span, SpanKind, SpanStatusCode, trace } from '@opentelemetry/api';
+import { type Context, ROOT_CONTEXT, type Span, SpanKind, SpanStatusCode, trace } from '@opentelemetry/api';
 
 const tracer = trace.getTracer('docsched');
 const TRACEPARENT = /^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$/;
 
-/** A W3C traceparent: the caller's when it is valid, else one of a new, unsampled trace. */
-export function traceparentOf(header: string | undefined): string {
-  if (header !== undefined && TRACEPARENT.test(header)) return header;
-  return `00-${randomBytes(16).toString('hex')}-${randomBytes(8).toString('hex')}-00`;
-}
+/** The caller's W3C traceparent; null when there is none or it is not valid. */
+export const readTraceparent = (header: string | undefined): string | null =>
+  header !== undefined && TRACEPARENT.test(header) ? header : null;
 
 /**
- * Begins a span under `traceparent`. `traceparent` of the answer names the new span, or the parent when nothing is
- * recorded. Names and kinds are the contract's: `insert <queue>`, `push <queue>`, `settle <queue>`.
+ * Begins a span under `parent`, or a new trace without one. `traceparent` of the answer names the new span; when
+ * nothing is recorded, the parent, or an invented one, so that the ids travel all the same. Names and kinds are the
+ * contract's: `insert <queue>`, `push <queue>`, `settle <queue>`.
  */
 export function startSpan(
   name: string,
   kind: 'PRODUCER' | 'CONSUMER',
-  traceparent: string,
+  parent: string | null,
   attributes: Record<string, string | number>,
   startMs?: number,
 ): { traceparent: string; end(error?: string): void } {
-  const [, traceId = '', spanId = '', flags = '00'] = traceparent.split('-');
-  const parent = trace.setSpanContext(context.active(), {
-    traceId,
-    spanId,
-    traceFlags: Number.parseInt(flags, 16),
-    isRemote: true,
-  });
   const options = { kind: SpanKind[kind], attributes, ...(startMs === undefined ? {} : { startTime: startMs }) };
-  const span = tracer.startSpan(name, options, parent);
-  return { traceparent: traceparentFrom(span, traceparent), end: (error) => endSpan(span, error) };
+  const span = tracer.startSpan(name, options, parent === null ? ROOT_CONTEXT : contextOf(parent));
+  const traceparent = span.isRecording() ? traceparentOf(span) : (parent ?? inventTraceparent());
+  return { traceparent, end: (error) => endSpan(span, error) };
 }
 
-function traceparentFrom(span: Span, parent: string): string {
-  if (!span.isRecording()) return parent;
+function contextOf(traceparent: string): Context {
+  const [, traceId = '', spanId = '', flags = '00'] = traceparent.split('-');
+  const spanContext = { traceId, spanId, traceFlags: Number.parseInt(flags, 16), isRemote: true };
+  return trace.setSpanContext(ROOT_CONTEXT, spanContext);
+}
+
+function traceparentOf(span: Span): string {
   const { traceId, spanId, traceFlags } = span.spanContext();
   return `00-${traceId}-${spanId}-0${traceFlags & 1}`;
 }
+
+/** Of a new, unsampled trace. */
+const inventTraceparent = (): string => `00-${randomBytes(16).toString('hex')}-${randomBytes(8).toString('hex')}-00`;
 
 /** Status is set on failure only: an expected outcome is an attribute. */
 function endSpan(span: Span, error?: string): void {

@@ -31,8 +31,9 @@ CREATE TABLE queues (
 
 -- status: 0 Pending, 1 Processing, 2 Success, 3 Failed, 4 Stopped.
 -- hold (of a Pending row): 0 claimable, 1 delayed until ready_at, 2 blocked by a higher waiting version.
--- level and place: where the row stands in line; its own (priority lowered by retry_demote after a retry, id), or
--- better ones taken over from lower versions of the same task that wait behind it (docsched_order_versions).
+-- level and place: where the row stands in line. level: its priority, lowered by retry_demote after a retry; place: its
+-- id, or where a retry by hand put it; or better ones taken over from lower versions of the same task that wait behind
+-- it (docsched_order_versions).
 CREATE SEQUENCE task_ids;
 CREATE TABLE task_scheduler_tasks (
   queue text COLLATE "C" NOT NULL,
@@ -297,11 +298,12 @@ BEGIN
 END
 $$;
 
--- Leases of the watcher's jobs when there is no Redis.
+-- The watcher's jobs: when each last ended (completed_at), and their leases when there is no Redis.
 CREATE TABLE watcher_leases (
   job text CONSTRAINT watcher_leases_pkey PRIMARY KEY,
   holder text NOT NULL,
-  expires_at bigint NOT NULL
+  expires_at bigint NOT NULL,
+  completed_at bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- Back-off before retry number retry_count + 1, in ms: strategy 'immediate' 0, 'fixed' base, 'exponential'
@@ -320,7 +322,9 @@ CREATE FUNCTION docsched_retry_delay(q queues, retry_count int) RETURNS bigint L
 -- Rows locked by others (being claimed, cancelled, ...) are passed over: they count as no longer waiting. So a
 -- version may be left unblocked by mistake, never blocked by mistake: a row is blocked only together with setting
 -- has_blocked on a higher one under the same lock, and whoever takes a row with has_blocked out of the line calls
--- this again. The claim checks for a higher waiting version itself, so an unblocked row is never claimed too early.
+-- this again. has_blocked is only ever set here, also for lower rows that others hold at this moment: too often costs
+-- a needless call, too rarely would strand a version. The claim checks for a higher waiting version itself, so an
+-- unblocked row is never claimed too early.
 CREATE FUNCTION docsched_order_versions(p_queue text[], p_task_id bigint[], p_task_version bigint[])
 RETURNS void LANGUAGE sql VOLATILE AS $$
   WITH changed AS (
@@ -350,8 +354,13 @@ RETURNS void LANGUAGE sql VOLATILE AS $$
   ),
   ranked AS (
     SELECT w.queue, w.task_id, w.task_version,
+           w.has_blocked OR count(*) OVER task > 1 OR EXISTS (
+             SELECT 1
+             FROM task_scheduler_tasks l
+             WHERE l.queue = w.queue AND l.task_id = w.task_id AND l.task_version < w.task_version
+               AND l.status = 0 AND l.hold = 2
+           ) AS has_blocked,
            row_number() OVER versions = 1 AS is_head,
-           count(*) OVER task > 1 AS has_others,
            first_value(w.level) OVER line AS best_level,
            first_value(w.place) OVER line AS best_place
     FROM waiting w
@@ -363,11 +372,11 @@ RETURNS void LANGUAGE sql VOLATILE AS $$
   SET hold = CASE WHEN r.is_head THEN 0 ELSE 2 END,
       level = CASE WHEN r.is_head THEN r.best_level ELSE t.level END,
       place = CASE WHEN r.is_head THEN r.best_place ELSE t.place END,
-      has_blocked = CASE WHEN r.is_head THEN r.has_others ELSE t.has_blocked END
+      has_blocked = CASE WHEN r.is_head THEN r.has_blocked ELSE t.has_blocked END
   FROM ranked r
   WHERE t.queue = r.queue AND t.task_id = r.task_id AND t.task_version = r.task_version
     AND (t.hold <> CASE WHEN r.is_head THEN 0 ELSE 2 END
-      OR r.is_head AND (t.level, t.place, t.has_blocked) IS DISTINCT FROM (r.best_level, r.best_place, r.has_others))
+      OR r.is_head AND (t.level, t.place, t.has_blocked) IS DISTINCT FROM (r.best_level, r.best_place, r.has_blocked))
 $$;
 
 -- Submits, decided by the table of SPEC section 2 as if they came one after another.
@@ -515,7 +524,6 @@ BEGIN
       SET payload = p_payload[k.n],
           priority = p_priority[k.n],
           level = least(5, p_priority[k.n] + CASE WHEN t.retry_count > 0 THEN q.retry_demote ELSE 0 END),
-          place = t.id,
           max_retries = coalesce(p_max_retries[k.n], t.max_retries),
           run_at = coalesce(p_run_at[k.n], t.run_at),
           -- A time-out that began stays as it is; one that was to begin at a run_at that is named anew begins there.

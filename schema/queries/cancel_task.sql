@@ -9,8 +9,8 @@ WITH task AS (
   FOR UPDATE
 )
 UPDATE task_scheduler_tasks t
-SET status = 4, reason = 'cancelled', status_msg = 'cancelled', hold = 0, has_blocked = false, ready_at = NULL,
-    next_retry_time = NULL, attempt_id = NULL, deadline = NULL, finished_at = docsched_now(),
+SET status = 4, reason = 'cancelled', status_msg = 'cancelled', status_code = NULL, hold = 0, has_blocked = false,
+    ready_at = NULL, next_retry_time = NULL, attempt_id = NULL, deadline = NULL, finished_at = docsched_now(),
     update_at = docsched_now()
 FROM task
 WHERE t.queue = task.queue AND t.task_id = task.task_id AND t.task_version = task.task_version

@@ -11,7 +11,7 @@ WITH late AS (
   FOR UPDATE OF t SKIP LOCKED
 )
 UPDATE task_scheduler_tasks t
-SET status = 3, reason = 'pending_expired', hold = 0, has_blocked = false, ready_at = NULL, next_retry_time = NULL,
+SET status = 3, reason = 'pending_expired', status_code = NULL, hold = 0, has_blocked = false, ready_at = NULL, next_retry_time = NULL,
     status_msg = 'not pushed within ' || (SELECT q.pending_expired_ms FROM queues q WHERE q.queue = $1) || ' ms of becoming due',
     finished_at = docsched_now(), update_at = docsched_now()
 FROM late

@@ -84,7 +84,6 @@ moved AS (
       pending_since = CASE WHEN d.next_status = 0 AND d.counted THEN d.ready_at ELSE t.pending_since END,
       level = least(5, t.priority + CASE
         WHEN d.next_status = 0 AND d.counted OR t.retry_count > 0 THEN d.retry_demote ELSE 0 END),
-      place = t.id,
       finished_at = CASE WHEN d.next_status >= 2 THEN d.now END,
       update_at = d.now,
       reason = CASE WHEN d.next_status = 3 THEN d.verdict END,

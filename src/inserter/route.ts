@@ -6,9 +6,9 @@ import { AppError, toAppError, toProblem } from '../errors.ts';
 import { bodyOf, ENVELOPE_BYTES, readBytes, sendJson } from '../http.ts';
 import { elementStarts, memberText, parseBody } from '../json.ts';
 import type { Queues } from '../queues.ts';
-import { startSpan, traceparentOf } from '../trace.ts';
+import { readTraceparent, startSpan } from '../trace.ts';
 import { batchRequest, check, submitRequest } from '../wire.ts';
-import type { Inserter, Submit, SubmitOutcome } from './inserter.ts';
+import type { Inserter, Submit } from './inserter.ts';
 
 export type InserterRouteDeps = {
   inserter: Inserter;
@@ -18,14 +18,16 @@ export type InserterRouteDeps = {
   batchMaxBytes: number;
 };
 
+/** A submit that has no trace yet. */
+type Checked = Omit<Submit, 'traceparent'>;
+
 export function createInserterRoutes({ inserter, queues, payloadMaxBytes, batchMaxBytes }: InserterRouteDeps): Router {
   const router = Router();
 
   router.post('/v1/tasks', readBytes(payloadMaxBytes + ENVELOPE_BYTES, 'payload_too_large'), async (req, res) => {
     const { value, text } = parseBody(bodyOf(req));
-    const parent = traceparentOf(req.get('traceparent'));
-    const submit = readSubmit(value, text, 0, '', parent);
-    const outcome = await traced(submit, () => inserter.submit(submit));
+    const submit = readSubmit(value, text, 0, '');
+    const outcome = await traced([submit], req.get('traceparent'), ([only]) => inserter.submit(only!));
     if (outcome.outcome === 'stale') throw staleVersion(submit, outcome.latest);
     if (outcome.outcome === 'unknown_queue') throw unknownQueue(submit.queue, '');
     res.set('location', `/v1/tasks/${submit.taskId}/versions/${submit.taskVersion}?queue=${submit.queue}`);
@@ -36,10 +38,9 @@ export function createInserterRoutes({ inserter, queues, payloadMaxBytes, batchM
     const { value, text } = parseBody(bodyOf(req));
     const { tasks } = check(batchRequest, value);
     const starts = elementStarts(text, 'tasks');
-    const parent = traceparentOf(req.get('traceparent'));
-    const entries = tasks.map((task, index) => readEntry(task, text, starts[index]!, index, parent));
-    const submits = entries.filter((entry): entry is Submit => !(entry instanceof AppError));
-    const outcomes = submits.length === 0 ? [] : await inserter.submitBatch(submits);
+    const entries = tasks.map((task, index) => readEntry(task, text, starts[index]!, index));
+    const submits = entries.filter((entry): entry is Checked => !(entry instanceof AppError));
+    const outcomes = submits.length === 0 ? [] : await traced(submits, req.get('traceparent'), inserter.submitBatch);
     let next = 0;
     const results = entries.map((entry, index) => {
       if (entry instanceof AppError) return { error: toProblem(entry) };
@@ -52,16 +53,16 @@ export function createInserterRoutes({ inserter, queues, payloadMaxBytes, batchM
 
   return router;
 
-  function readEntry(task: unknown, text: string, start: number, index: number, parent: string): Submit | AppError {
+  function readEntry(task: unknown, text: string, start: number, index: number): Checked | AppError {
     try {
-      return readSubmit(task, text, start, `/tasks/${index}`, parent);
+      return readSubmit(task, text, start, `/tasks/${index}`);
     } catch (error) {
       return toAppError(error);
     }
   }
 
   /** `start`: where the submit's object begins in `text`; `at`: its JSON pointer. */
-  function readSubmit(value: unknown, text: string, start: number, at: string, traceparent: string): Submit {
+  function readSubmit(value: unknown, text: string, start: number, at: string): Checked {
     const request = check(submitRequest, value, at);
     const queue = queues.get(request.queue);
     if (!queue) throw unknownQueue(request.queue, at);
@@ -80,35 +81,43 @@ export function createInserterRoutes({ inserter, queues, payloadMaxBytes, batchM
       payload,
       runAt: request.run_at ?? null,
       maxRetries: request.max_retries ?? null,
-      traceparent,
     };
   }
 }
 
-/** The task keeps the insert span as its parent, so that pushes hang under it. */
-async function traced(submit: Submit, run: () => Promise<SubmitOutcome>): Promise<SubmitOutcome> {
-  const span = startSpan(`insert ${submit.queue}`, 'PRODUCER', submit.traceparent, {
-    'messaging.system': 'docsched',
-    'messaging.destination.name': submit.queue,
-    'messaging.operation.type': 'send',
-    'docsched.task.id': submit.taskId,
-    'docsched.task.version': submit.taskVersion,
-  });
-  submit.traceparent = span.traceparent;
+/** Each task keeps its insert span as its parent, so that pushes hang under it. */
+async function traced<T>(
+  entries: Checked[],
+  header: string | undefined,
+  run: (submits: Submit[]) => Promise<T>,
+): Promise<T> {
+  const parent = readTraceparent(header);
+  const spans = entries.map((entry) => startSpan(`insert ${entry.queue}`, 'PRODUCER', parent, attributesOf(entry)));
+  const end = (error?: string) => {
+    for (const span of spans) span.end(error);
+  };
   try {
-    const outcome = await run();
-    span.end();
-    return outcome;
+    const result = await run(entries.map((entry, index) => ({ ...entry, traceparent: spans[index]!.traceparent })));
+    end();
+    return result;
   } catch (error) {
-    span.end((error as Error).message);
+    end((error as Error).message);
     throw error;
   }
 }
 
+const attributesOf = (entry: Checked) => ({
+  'messaging.system': 'docsched',
+  'messaging.destination.name': entry.queue,
+  'messaging.operation.type': 'send',
+  'docsched.task.id': entry.taskId,
+  'docsched.task.version': entry.taskVersion,
+});
+
 const unknownQueue = (queue: string, at: string): AppError =>
   new AppError('unknown_queue', `There is no queue '${queue}'`, { pointer: `${at}/queue` });
 
-function staleVersion(submit: Submit, latest: { task_version: string; status: string | null }): AppError {
+function staleVersion(submit: Checked, latest: { task_version: string; status: string | null }): AppError {
   const detail = `Version ${latest.task_version} of task ${submit.taskId} was accepted before; version ${submit.taskVersion} is not stored`;
   return new AppError('stale_version', detail, { pointer: '/task_version', members: { outcome: 'stale', latest } });
 }

@@ -6,7 +6,7 @@
  * Stopped for long after (b) and woken: the slots may be gone to others; (c) finds that out before anything is sent.
  */
 import { randomBytes } from 'node:crypto';
-import type { Db } from '../db.ts';
+import { type Db, wasRolledBack } from '../db.ts';
 import type { Limiter } from '../limiter/limiter.ts';
 import type { Log } from '../log.ts';
 import type { Queue } from '../queues.ts';
@@ -27,6 +27,8 @@ export type ClaimedTask = {
   pending_since: string;
   started_at: string;
   has_blocked: boolean;
+  /** Only after a look-up: the task was cancelled since, nothing is to be sent. */
+  cancelled?: boolean;
 };
 
 type ClaimRow = Omit<ClaimedTask, 'attempt_id'> & {
@@ -40,7 +42,7 @@ type ClaimRow = Omit<ClaimedTask, 'attempt_id'> & {
 export type ClaimRound = {
   /** To be pushed, in the order of the line. */
   tasks: ClaimedTask[];
-  /** Claimed but their slot went to others meanwhile: back to Pending, unsent. */
+  /** Claimed but not to be sent (the slot went to others, the task was cancelled): back to Pending. */
   lost: ClaimedTask[];
   /** performance.now() before the claim was sent: no deadline counts from later. */
   claimedAt: number;
@@ -72,13 +74,14 @@ export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
     const slots = await limiter.acquire(queue.queue, newAttemptIds(room), queue.concurrency_limit);
     if (slots.length === 0) return NOTHING;
     const claimedAt = performance.now();
-    const rows = await claimRows(queue, target, slots, epoch, claimedAt);
+    const rows = await claimRows(queue, target, slots, epoch);
     const tasks = rows.filter((row): row is ClaimRow & ClaimedTask => row.attempt_id !== null);
     const { gate, wait_ms, failures, wanted } = rows[0]!;
     chooser.record(tasks.map((task) => task.level));
     const ids = new Set(tasks.map((task) => task.attempt_id));
     const unused = slots.filter((id) => !ids.has(id));
     const lost = await confirm(queue, [...ids], unused);
+    for (const task of tasks) if (task.cancelled) lost.add(task.attempt_id);
     return {
       tasks: tasks.filter((task) => !lost.has(task.attempt_id)),
       lost: tasks.filter((task) => lost.has(task.attempt_id)),
@@ -90,13 +93,7 @@ export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
   }
 
   /** When the outcome of the COMMIT is unknown, the attempts are looked up before anything else is decided. */
-  async function claimRows(
-    queue: Queue,
-    target: string,
-    slots: string[],
-    epoch: string,
-    claimedAt: number,
-  ): Promise<ClaimRow[]> {
+  async function claimRows(queue: Queue, target: string, slots: string[], epoch: string): Promise<ClaimRow[]> {
     const { levels, starts, strides } = chooser.line(queue.priority_weights);
     try {
       return await db.query<ClaimRow>('claim_tasks', [
@@ -110,13 +107,17 @@ export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
         PROBE_MS,
       ]);
     } catch (error) {
+      if (wasRolledBack(error)) {
+        await limiter.release(queue.queue, slots);
+        throw error;
+      }
       log.warn({
         event: 'claim_outcome_unknown',
         queue: queue.queue,
         slots: slots.length,
         error: (error as Error).message,
       });
-      return await lookUp(slots, claimedAt, error);
+      return await lookUp(slots, error);
     }
   }
 
@@ -124,13 +125,13 @@ export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
    * The claim may still commit on the server after a look that finds nothing, so slots not found are never given back
    * here: reconcile drops them when they are old and still without an attempt.
    */
-  async function lookUp(slots: string[], claimedAt: number, cause: unknown): Promise<ClaimRow[]> {
+  async function lookUp(slots: string[], cause: unknown): Promise<ClaimRow[]> {
     for (;;) {
       await new Promise((resolve) => setTimeout(resolve, LOOKUP_EVERY_MS));
       const found = await db.query<ClaimedTask>('find_attempts', [slots]).catch(() => null);
       if (found && found.length > 0)
         return found.map((task) => ({ ...task, gate: 'open', wait_ms: null, failures: 0, wanted: 0 }));
-      if (found || performance.now() - claimedAt > 30_000) throw cause;
+      if (found) throw cause;
     }
   }
 

@@ -8,7 +8,6 @@
  * ends it. Nothing is sent after the deadline, counted on the monotonic clock from before the claim.
  */
 import type { Db } from '../db.ts';
-import { AppError } from '../errors.ts';
 import { type Log, shortId } from '../log.ts';
 import type { Queue } from '../queues.ts';
 import type { Settlement, Settler } from '../receiver/settle.ts';
@@ -72,19 +71,18 @@ export function createPusher(deps: PusherDeps): Pusher {
     const round = await claim(queue, url, room);
     for (const task of round.lost) start(giveBack(task, round.claimedAt, 'unsent', 'its slot was taken by others'));
     for (const task of round.tasks) start(push(queue, url, task, round.claimedAt));
-    void freeBlocked(queue, [...round.tasks, ...round.lost]);
+    start(freeBlocked(queue, [...round.tasks, ...round.lost]));
     target.seen(round.waitMs, round.targetFailing);
     const claimed = round.tasks.length + round.lost.length;
-    emptyRounds = claimed > 0 ? 0 : emptyRounds + 1;
+    emptyRounds = claimed > 0 || !round.more ? 0 : emptyRounds + 1;
     want = claimed >= want ? Math.min(want * 2, MAX_CLAIM) : Math.max(MIN_CLAIM, claimed * 2);
     return round.more && emptyRounds <= MAX_EMPTY_ROUNDS;
   }
 
   function start(work: Promise<void>): void {
-    const wasFull = onTheWay.size >= MAX_PUSHES;
     const tracked = work.finally(() => {
       onTheWay.delete(tracked);
-      if (wasFull || onTheWay.size === MAX_PUSHES - 1) wake();
+      if (onTheWay.size === MAX_PUSHES - 1) wake();
     });
     onTheWay.add(tracked);
   }
@@ -132,7 +130,7 @@ export function createPusher(deps: PusherDeps): Pusher {
       sendBefore: claimedAt + Number(task.deadline) - Number(task.started_at),
       maxAnswerBytes: queue.result_max_bytes + 65_536,
     });
-    const answer = readAnswer(reply, Date.now());
+    const answer = withoutId(readAnswer(reply, Date.now()), task.attempt_id);
     deps.observePush(queue.queue, answer.kind, (performance.now() - began) / 1000);
     const failure = 'message' in answer ? answer.message : undefined;
     span.end(answer.kind === 'busy' ? undefined : failure);
@@ -213,12 +211,10 @@ export function createPusher(deps: PusherDeps): Pusher {
         await settler.settle({ ...what, statusMsg, attemptId: task.attempt_id });
         return;
       } catch (error) {
-        const { code } = error as AppError;
-        if (!(error instanceof AppError) || performance.now() > until) {
+        if (performance.now() > until) {
           log.error({
             event: 'settle_failed',
             attempt_id: shortId(task.attempt_id),
-            code,
             error: (error as Error).message,
           });
           return;
@@ -267,4 +263,11 @@ export function createPusher(deps: PusherDeps): Pusher {
       `"progress_url":${JSON.stringify(`${callbackUrl}/progress`)}}`
     );
   }
+}
+
+/** A parser may echo the attempt id in its own words; whoever reads them must not learn it. */
+function withoutId(answer: PushAnswer, attemptId: string): PushAnswer {
+  return 'message' in answer
+    ? { ...answer, message: answer.message.replaceAll(attemptId, shortId(attemptId)) }
+    : answer;
 }

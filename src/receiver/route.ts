@@ -6,9 +6,9 @@ import type { Db } from '../db.ts';
 import { AppError } from '../errors.ts';
 import { bodyOf, ENVELOPE_BYTES, readBytes, sendJson } from '../http.ts';
 import { memberText, parseBody } from '../json.ts';
-import { startSpan } from '../trace.ts';
+import { shortId } from '../log.ts';
 import { callbackRequest, check, isAttemptId, plainCallbackRequest, progressRequest, storable } from '../wire.ts';
-import type { Settled, Settlement, Settler } from './settle.ts';
+import type { Settlement, Settler } from './settle.ts';
 
 export type ReceiverRouteDeps = {
   db: Db;
@@ -48,7 +48,7 @@ export function createReceiverRoutes({ db, settler, resultMaxBytes, count }: Rec
   router.post('/v1/callbacks/:attempt_id/progress', readBytes(ENVELOPE_BYTES, 'body_too_large'), async (req, res) => {
     const attemptId = knownForm(req.params.attempt_id);
     const { percent, message, done } = check(progressRequest, parseBody(bodyOf(req)).value);
-    const words = message == null ? null : storable(message, MAX_MESSAGE_CHARACTERS);
+    const words = message == null ? null : storable(withoutId(message, attemptId), MAX_MESSAGE_CHARACTERS);
     const [progress] = await db.query<Progress>('report_progress', [attemptId, percent ?? null, words]);
     if (!progress) throw unknownAttempt();
     if (progress.closed) throw staleAttempt();
@@ -60,10 +60,8 @@ export function createReceiverRoutes({ db, settler, resultMaxBytes, count }: Rec
   return router;
 
   async function answer(res: Response, settlement: Settlement): Promise<void> {
-    const startMs = Date.now();
-    const settled = await settler.settle(settlement);
+    const settled = await settler.settle({ ...settlement, traceparent: res.req.get('traceparent') });
     count(settled.outcome);
-    traceSettled(settled, startMs, res.req.get('traceparent'));
     if (settled.outcome === 'unknown') throw unknownAttempt();
     if (settled.outcome === 'stale') throw staleAttempt();
     sendJson(res, 200, JSON.stringify({ outcome: settled.outcome }));
@@ -82,27 +80,17 @@ export function createReceiverRoutes({ db, settler, resultMaxBytes, count }: Rec
       attemptId,
       verdict: success ? 'success' : 'parser_failed',
       statusCode: callback.status_code,
-      statusMsg: callback.status_msg == null ? null : storable(callback.status_msg, MAX_MESSAGE_CHARACTERS),
+      statusMsg:
+        callback.status_msg == null
+          ? null
+          : storable(withoutId(callback.status_msg, attemptId), MAX_MESSAGE_CHARACTERS),
       result,
     };
   }
 }
 
-/** The settle span: under the parser's span when it sent one of the same trace, else under what the task carries. */
-function traceSettled({ outcome, closed }: Settled, startMs: number, header: string | undefined): void {
-  if (!closed?.traceparent) return;
-  const sameTrace = header?.slice(0, 35) === closed.traceparent.slice(0, 35);
-  const parent = sameTrace ? (header as string) : closed.traceparent;
-  const attributes = {
-    'messaging.system': 'docsched',
-    'messaging.destination.name': closed.queue,
-    'messaging.operation.type': 'process',
-    'docsched.task.id': closed.task_id,
-    'docsched.task.version': closed.task_version,
-    'docsched.settle.outcome': outcome,
-  };
-  startSpan(`settle ${closed.queue}`, 'CONSUMER', parent, attributes, startMs).end();
-}
+/** A parser may put the attempt id into its words; whoever reads the task must not learn it. */
+const withoutId = (text: string, attemptId: string): string => text.replaceAll(attemptId, shortId(attemptId));
 
 function knownForm(attemptId: unknown): string {
   if (typeof attemptId !== 'string' || !isAttemptId(attemptId)) throw unknownAttempt();

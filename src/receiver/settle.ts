@@ -14,6 +14,7 @@ import type { Db } from '../db.ts';
 import { createGroupCommit } from '../group-commit.ts';
 import type { Limiter } from '../limiter/limiter.ts';
 import { PENDING } from '../task.ts';
+import { readTraceparent, startSpan } from '../trace.ts';
 
 export type Verdict =
   | 'success'
@@ -37,6 +38,8 @@ export type Settlement = {
   result?: string | null;
   /** With `busy`: not claimable before now + afterMs. */
   afterMs?: number;
+  /** The traceparent header the parser reported with. */
+  traceparent?: string | undefined;
 };
 
 /**
@@ -88,9 +91,16 @@ export function createSettler({ db, limiter, onClosed }: SettlerDeps): Settler {
     keyOf: (settlement) => settlement.attemptId,
     sizeOf: (settlement) => 500 + (settlement.result?.length ?? 0),
   });
-  return { settle: group.add, idle: group.idle };
+  const finishing = new Set<Promise<void>>();
+  return { settle: group.add, idle };
+
+  async function idle(): Promise<void> {
+    await group.idle();
+    await Promise.all(finishing);
+  }
 
   async function settleGroup(settlements: Settlement[]): Promise<Settled[]> {
+    const startMs = Date.now();
     const rows = await db.query<ClosedAttempt>('settle_attempts', [
       settlements.map((s) => s.attemptId),
       settlements.map((s) => s.verdict),
@@ -100,27 +110,53 @@ export function createSettler({ db, limiter, onClosed }: SettlerDeps): Settler {
       settlements.map((s) => s.afterMs ?? 0),
     ]);
     const closed = new Map(rows.map((row) => [row.attempt_id, row]));
+    track(finish(rows));
+    for (const s of settlements) traceSettled(closed.get(s.attemptId), startMs, s.traceparent);
     const missed = settlements.filter((s) => !closed.has(s.attemptId)).map((s) => s.attemptId);
     const explained = missed.length === 0 ? [] : await db.query<Explained>('explain_attempts', [missed]);
-    void finish(rows, explained);
+    // Released again: the process that closed them may have died before it came to that.
+    track(release(explained.filter((row) => row.outcome !== null)));
     const why = new Map(explained.map((row) => [row.attempt_id, row]));
     return settlements.map((s) => outcomeOf(closed.get(s.attemptId), why.get(s.attemptId)));
   }
 
-  /** Steps 2 and 3. What was found closed is released again: the process that closed it may have died before. */
-  async function finish(rows: ClosedAttempt[], explained: Explained[]): Promise<void> {
-    const gone = [...rows, ...explained.filter((row) => row.outcome !== null)];
-    const queues = Map.groupBy(gone, (row) => row.queue);
-    await Promise.all(
-      [...queues].map(([queue, rows]) =>
-        limiter.release(
-          queue,
-          rows.map((row) => row.attempt_id),
-        ),
-      ),
-    );
+  /** Steps 2 and 3. */
+  async function finish(rows: ClosedAttempt[]): Promise<void> {
+    await release(rows);
     if (rows.length > 0) onClosed(rows);
   }
+
+  async function release(closed: { queue: string; attempt_id: string }[]): Promise<void> {
+    const queues = [...Map.groupBy(closed, (row) => row.queue)];
+    const releases = queues.map(([queue, rows]) =>
+      limiter.release(
+        queue,
+        rows.map((row) => row.attempt_id),
+      ),
+    );
+    await Promise.all(releases);
+  }
+
+  function track(work: Promise<void>): void {
+    finishing.add(work);
+    void work.finally(() => finishing.delete(work));
+  }
+}
+
+/** The settle span: under the parser's span when it sent one of the same trace, else under what the task carries. */
+function traceSettled(closed: ClosedAttempt | undefined, startMs: number, header: string | undefined): void {
+  if (!closed?.traceparent) return;
+  const sameTrace = header?.slice(0, 35) === closed.traceparent.slice(0, 35);
+  const attributes = {
+    'messaging.system': 'docsched',
+    'messaging.destination.name': closed.queue,
+    'messaging.operation.type': 'process',
+    'docsched.task.id': closed.task_id,
+    'docsched.task.version': closed.task_version,
+    'docsched.settle.verdict': closed.verdict,
+  };
+  const parent = (sameTrace ? readTraceparent(header) : null) ?? closed.traceparent;
+  startSpan(`settle ${closed.queue}`, 'CONSUMER', parent, attributes, startMs).end();
 }
 
 function outcomeOf(closed: ClosedAttempt | undefined, explained: Explained | undefined): Settled {

@@ -78,8 +78,15 @@ export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps)
     fresh.on('notification', ({ payload }) => {
       if (payload !== instanceId) onHeard();
     });
-    fresh.on('error', drop);
-    await fresh.query(`LISTEN ${CHANNEL}`);
+    fresh.on('error', () => {
+      if (client === fresh) drop();
+    });
+    try {
+      await withLimit(fresh.query(`LISTEN ${CHANNEL}`), CHECK_LIMIT_MS);
+    } catch (error) {
+      fresh.end().catch(() => {});
+      throw error;
+    }
     onHeard();
     return fresh;
   }

@@ -1,9 +1,9 @@
 /**
  * Wakes a round: when told to, and every `intervalMs` as the safety net. Wake-ups coalesce: never two rounds at once,
- * and a wake-up during a round means one more round after it, never none.
+ * and a wake-up during a round means one more round after it, never none. A round is not given up on: each call in it
+ * has a time-out of its own.
  */
 import type { Log } from '../log.ts';
-import { withLimit } from '../loop.ts';
 
 export type Trigger = {
   wake(): void;
@@ -24,8 +24,6 @@ export type TriggerDeps = {
 
 /** A round that failed (a store is away) is tried again after this. */
 const RETRY_MS = 250;
-/** Above the time after which the calls inside a round give up by themselves. */
-const ROUND_LIMIT_MS = 75_000;
 
 export function createTrigger({ name, intervalMs, log, runOnce }: TriggerDeps): Trigger {
   let running: Promise<void> | undefined;
@@ -66,7 +64,7 @@ export function createTrigger({ name, intervalMs, log, runOnce }: TriggerDeps): 
     while (again && started) {
       again = false;
       try {
-        if (await withLimit(runOnce(), ROUND_LIMIT_MS)) again = true;
+        if (await runOnce()) again = true;
         lastOk = performance.now();
         failing = false;
       } catch (error) {

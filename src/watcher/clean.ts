@@ -5,7 +5,7 @@
 import type { Db } from '../db.ts';
 import type { Queues } from '../queues.ts';
 import { FAILED, keyColumns, STOPPED } from '../task.ts';
-import { BATCH, drain } from './drain.ts';
+import { BATCH, drain, runUntil } from './drain.ts';
 
 type Key = { queue: string; task_id: string; task_version: string };
 
@@ -17,11 +17,12 @@ export function createClean({ db, queues }: { db: Db; queues: Queues }) {
 
   /** Returns how many rows were deleted or freed. */
   async function runOnce(): Promise<number> {
-    let total = await drain(freeStranded);
+    const until = runUntil();
+    let total = await drain(until, freeStranded);
     for (const { queue } of queues.all())
       for (const status of [FAILED, STOPPED])
-        total += await drain(async () => (await db.query('delete_tasks', [queue, status])).length);
-    await drain(async () => {
+        total += await drain(until, async () => (await db.query('delete_tasks', [queue, status])).length);
+    await drain(until, async () => {
       const [step] = await db.query<{ deleted: number; last_closed_at: string | null; last_attempt_id: string }>(
         'delete_attempts',
         attemptAfter,
@@ -30,7 +31,7 @@ export function createClean({ db, queues }: { db: Db; queues: Queues }) {
       total += step?.deleted ?? 0;
       return step?.last_closed_at ? BATCH : 0;
     });
-    await drain(async () => {
+    await drain(until, async () => {
       const [step] = await db.query<{ deleted: number; queue: string | null; task_id: string }>(
         'delete_floors',
         floorAfter,

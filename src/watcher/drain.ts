@@ -7,9 +7,11 @@
 export const BATCH = 500;
 const BUDGET_MS = 3_500;
 
+/** When (performance.now()) a run that begins now must have ended. */
+export const runUntil = (): number => performance.now() + BUDGET_MS;
+
 /** Repeats `batch` (which returns how many rows it found) while it finds full batches; returns the sum. */
-export async function drain(batch: () => Promise<number>): Promise<number> {
-  const until = performance.now() + BUDGET_MS;
+export async function drain(until: number, batch: () => Promise<number>): Promise<number> {
   let total = 0;
   for (;;) {
     const found = await batch();

@@ -2,7 +2,7 @@
 import type { Db } from '../db.ts';
 import type { Queues } from '../queues.ts';
 import { keyColumns, keyOf, type TaskKey } from '../task.ts';
-import { drain } from './drain.ts';
+import { drain, runUntil } from './drain.ts';
 
 type Row = { queue: string; task_id: string; task_version: string; has_blocked: boolean };
 
@@ -13,8 +13,9 @@ export function createExpirePending({ db, queues, onFinished, onFreed }: ExpireP
 
   /** Returns how many tasks failed. */
   async function runOnce(): Promise<number> {
+    const until = runUntil();
     let total = 0;
-    for (const { queue } of queues.all()) total += await drain(() => expire(queue));
+    for (const { queue } of queues.all()) total += await drain(until, () => expire(queue));
     return total;
   }
 

@@ -4,7 +4,7 @@
  */
 import type { Db } from '../db.ts';
 import type { Settler } from '../receiver/settle.ts';
-import { drain } from './drain.ts';
+import { drain, runUntil } from './drain.ts';
 
 type Row = { attempt_id: string; accepted_at: string | null };
 
@@ -15,7 +15,7 @@ export function createExpireProcessing({ db, settler }: ExpireProcessingDeps) {
 
   /** Returns how many attempts were past their deadline. */
   function runOnce(): Promise<number> {
-    return drain(async () => {
+    return drain(runUntil(), async () => {
       const rows = await db.query<Row>('find_expired_attempts', []);
       await Promise.all(
         rows.map((row) => settler.settle({ attemptId: row.attempt_id, verdict: 'expired', statusMsg: why(row) })),

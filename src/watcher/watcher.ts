@@ -3,8 +3,12 @@
  * logged once and comes again with the next tick.
  */
 import cron, { type Logger, type ScheduledTask } from 'node-cron';
+import type { Db } from '../db.ts';
 import type { Log } from '../log.ts';
-import type { Lease } from './lease.ts';
+import { LEASE_MS, type Lease } from './lease.ts';
+
+/** A lease taken just before this instance asked is over by then. */
+const LOOK_AFTER_MS = 200;
 
 export type Job = {
   name: string;
@@ -14,18 +18,27 @@ export type Job = {
   runOnce: () => Promise<number>;
 };
 
-export type WatcherDeps = { jobs: Job[]; lease: Lease; observe: (job: string, changed: number) => void; log: Log };
+export type WatcherDeps = {
+  jobs: Job[];
+  lease: Lease;
+  db: Db;
+  observe: (job: string, changed: number) => void;
+  log: Log;
+};
 
-export function createWatcher({ jobs, lease, observe, log }: WatcherDeps) {
-  const tasks: ScheduledTask[] = [];
+export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
+  const ticks = new Map<string, ScheduledTask>();
+  const looks = new Map<string, NodeJS.Timeout>();
   const running = new Set<Promise<void>>();
+  /** When each job last succeeded here, or was seen in another's hands (performance.now()). */
+  const lastOk = new Map<string, number>();
   const failing = new Set<string>();
-  let lastOk: number | null = null;
 
   return {
     start() {
       for (const job of jobs)
-        tasks.push(
+        ticks.set(
+          job.name,
           cron.schedule(job.schedule, () => track(run(job)), {
             name: job.name,
             noOverlap: true,
@@ -36,10 +49,16 @@ export function createWatcher({ jobs, lease, observe, log }: WatcherDeps) {
     },
     /** No further run; resolves when those under way have ended. */
     async stop() {
-      await Promise.all(tasks.map((task) => task.destroy()));
+      for (const timer of looks.values()) clearTimeout(timer);
+      await Promise.all([...ticks.values()].map((tick) => tick.destroy()));
       await Promise.all(running);
     },
-    lastOkAgeMs: () => (lastOk === null ? null : Math.round(performance.now() - lastOk)),
+    /** Of the job that has been failing longest; when none fails, of the latest run. */
+    lastOkAgeMs() {
+      const worst = [...failing].map((name) => lastOk.get(name) ?? Number.NEGATIVE_INFINITY);
+      const at = worst.length > 0 ? Math.min(...worst) : Math.max(...lastOk.values());
+      return Number.isFinite(at) ? Math.round(performance.now() - at) : null;
+    },
   };
 
   /** node-cron would write its own lines to stdout when a tick comes late or finds the run before still going. */
@@ -56,9 +75,10 @@ export function createWatcher({ jobs, lease, observe, log }: WatcherDeps) {
 
   async function run(job: Job): Promise<void> {
     try {
-      const changed = await lease.run(job.name, job.runOnce);
-      lastOk = performance.now();
+      const changed = await lease.run(job.name, () => complete(job));
+      lastOk.set(job.name, performance.now());
       failing.delete(job.name);
+      if (changed === undefined) lookAgain(job);
       if (!changed) return;
       observe(job.name, changed);
       log.debug({ event: 'watcher_job_done', job: job.name, changed });
@@ -67,5 +87,24 @@ export function createWatcher({ jobs, lease, observe, log }: WatcherDeps) {
         log.warn({ event: 'watcher_job_failed', job: job.name, error: (error as Error).message });
       failing.add(job.name);
     }
+  }
+
+  async function complete(job: Job): Promise<number> {
+    const changed = await job.runOnce();
+    await db.query('complete_job', [job.name]);
+    return changed;
+  }
+
+  /** Another instance holds the job. If it dies over it, this one runs the job when the lease is over, not at its next tick. */
+  function lookAgain(job: Job): void {
+    clearTimeout(looks.get(job.name));
+    const look = async () => {
+      const done = await db.query('find_completed_job', [job.name, LEASE_MS + LOOK_AFTER_MS]).catch(() => [{}]);
+      if (done.length === 0) await run(job);
+    };
+    looks.set(
+      job.name,
+      setTimeout(() => track(look()), LEASE_MS + LOOK_AFTER_MS),
+    );
   }
 }

@@ -1,6 +1,6 @@
 /** Steps (a) to (c) of the slot protocol against PostgreSQL: what is claimed, in which order, and when nothing is. */
 import assert from 'node:assert/strict';
-import { after, before, test } from 'node:test';
+import { after, afterEach, before, test } from 'node:test';
 import pg from 'pg';
 import { AppError } from '../../src/errors.ts';
 import { loadStatements } from '../../src/schema.ts';
@@ -19,6 +19,19 @@ before(async () => {
   one = await world.instance();
 });
 after(() => world.end());
+
+const connections: pg.Client[] = [];
+afterEach(async () => {
+  for (const connection of connections.splice(0)) await connection.end();
+});
+/** An open transaction on a connection of its own, which ends with the test. */
+async function transaction(): Promise<pg.Client> {
+  const connection = new pg.Client(world.url);
+  connections.push(connection);
+  await connection.connect();
+  await connection.query('SET lock_timeout = 10000; BEGIN');
+  return connection;
+}
 
 const addQueue = (columns: Record<string, unknown> = {}) =>
   world.addQueue(nextName(), { concurrency_limit: 100_000, ...columns });
@@ -235,12 +248,10 @@ test('a round says whether there is more to claim right away', async () => {
 test('rows another claim is taking are passed over, and there is more', async () => {
   const queue = await addQueue();
   await world.fill(queue, 5, 4);
-  const other = await world.sql.connect();
-  await other.query('BEGIN');
+  const other = await transaction();
   await other.query('SELECT 1 FROM task_scheduler_tasks WHERE queue = $1 AND task_id < 4 FOR UPDATE', [queue]);
   const round = await claim(queue, 3);
   await other.query('ROLLBACK');
-  other.release();
   assert.deepEqual(
     round.tasks.map((task) => task.task_id),
     ['4'],
@@ -288,13 +299,10 @@ test('a claim waits for no proof that the store was seen, and a new epoch waits 
   const statements = loadStatements();
   const epoch = one.limiter.epoch()!;
   const params = [queue, [newId()], [5], [0], [1], epoch, TARGET, 1_000];
-  const [claimer, bumper] = [new pg.Client(world.url), new pg.Client(world.url)];
-  await Promise.all([claimer.connect(), bumper.connect()]);
-  await claimer.query('BEGIN');
+  const [claimer, bumper] = [await transaction(), await transaction()];
   assert.equal((await claimer.query(statements.claim_tasks!, params)).rows[0].gate, 'open');
   await world.sql.query('UPDATE limiter_state SET seen_at = docsched_now() - 2000');
   await one.db.query('limiter_see_store', [epoch, 'somebody']);
-  await bumper.query('BEGIN');
   const bump = bumper.query(statements.limiter_bump_epoch!, [epoch, 'next', 'postgres', 'somebody', 3_000]);
   const waiting = `SELECT 1 FROM pg_stat_activity WHERE query LIKE '%puts a new epoch in force%' AND wait_event_type = 'Lock'
     AND datname = current_database()`;
@@ -302,7 +310,6 @@ test('a claim waits for no proof that the store was seen, and a new epoch waits 
   await claimer.query('COMMIT');
   assert.deepEqual((await bump).rows, [{ epoch: 'next' }]);
   await bumper.query('ROLLBACK');
-  await Promise.all([claimer.end(), bumper.end()]);
   assert.equal((await world.openAttempts(queue)).length, 1);
 });
 

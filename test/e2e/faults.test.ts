@@ -44,7 +44,7 @@ const REDIS_FAULTS: Record<string, { fail: Step; mend?: Step }> = {
   'does not answer for a while': { fail: (redis) => redis.pause(), mend: (redis) => redis.resume() },
 };
 
-describe('with all slots held by long parses', { concurrency: 2 }, () => {
+describe('with all slots held by long parses', { concurrency: 3 }, () => {
   for (const [name, { fail, mend }] of Object.entries(REDIS_FAULTS))
     test(`a Redis that ${name} never lets the parser have more than its limit`, async (t) => {
       const place = await install(t, { limiter: 'redis', env: EAGER });
@@ -87,7 +87,7 @@ describe('with all slots held by long parses', { concurrency: 2 }, () => {
 });
 
 for (const limiter of LIMITERS)
-  describe(`with the ${limiter} limiter`, { concurrency: 2 }, () => {
+  describe(`with the ${limiter} limiter`, { concurrency: 3 }, () => {
     test('when PostgreSQL drops every connection, submits are accepted or told to come back, and none is lost', async (t) => {
       const place = await install(t, { limiter, env: EAGER });
       place.parser.autoCallback({ afterMs: 20 });

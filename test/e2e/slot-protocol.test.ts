@@ -19,9 +19,12 @@ const LIMIT = 2;
 const TASKS = 6;
 /** More than ACQUIRE_TTL_MS and two reconciliations, and several rounds of the other instance. */
 const QUIET_MS = 2_000;
+/** What an instance had sent when it was stopped is done by then, and so are the rounds that a last callback woke. */
+const SENT_MS = 150;
 /** A woken instance does at once what it should not do. */
 const SOON_MS = 500;
 const EXPIRED_MS = 1_500;
+const REACHED_TIMEOUT_MS = 10_000;
 
 type Statement = 'acquire' | 'confirm' | 'release' | 'claim_tasks' | 'settle_attempts' | 'find_attempts';
 type Side = 'request' | 'response';
@@ -64,6 +67,21 @@ describe('an instance that is stopped', { concurrency: 4 }, () => {
           await scene.wake();
           await scene.finish();
         });
+
+      await t.test('while its claim is on the way, and again before it confirms', async () => {
+        await scene.begin();
+        const heldOnce = scene.stopAt('claim_tasks', 'request');
+        const heldAgain = scene.stopAt('confirm', 'request');
+        await scene.submit();
+        await heldOnce;
+        await scene.meanwhile('takes over', LIMIT);
+        await scene.wake();
+        await heldAgain;
+        // Its attempts are open now, so they are counted, above the limit: its slots are there, and it may not use them.
+        await eventually(async () => assert.equal(await scene.place.slots(), 2 * LIMIT));
+        await scene.wake();
+        await scene.finish();
+      });
 
       await t.test('while the parser reads its push', async () => {
         const { parser } = scene.place;
@@ -203,11 +221,11 @@ async function setScene(t: TestContext, limiter: LimiterName, env: Record<string
       await noSlots();
       await eventually(async () => {
         second.pause();
+        await sleep(SENT_MS);
         const none = (await place.slots()) === 0;
         if (!none) second.resume();
         return none;
       });
-      await sleep(100); // The rounds of `first` that the last callbacks woke.
       from = parser.pushes.length;
     },
     submit: async () => {
@@ -339,8 +357,10 @@ async function startProxy(t: TestContext, url: string) {
     url: proxied.href,
     /** Waits for the next request with one of the markers, after those asked for before. */
     at: (markers: string[], side: Side, then: 'hold' | 'cut', onReached: () => void) =>
-      new Promise<void>((resolve) => {
+      new Promise<void>((resolve, reject) => {
+        const timer = setTimeout(() => reject(new Error(`no ${side} with ${markers}`)), REACHED_TIMEOUT_MS);
         const reached = () => {
+          clearTimeout(timer);
           onReached();
           resolve();
         };

@@ -13,7 +13,7 @@ const DOORS: Record<string, string[]> = {
   ioredis: ['redis.ts'],
   express: ['http.ts', 'health.ts', 'tasks.ts', 'inserter/route.ts', 'receiver/route.ts'],
   redlock: ['watcher/lease.ts'],
-  'node-cron': ['watcher/watcher.ts'],
+  'node-cron': ['watcher/watcher.ts', 'config.ts'],
   undici: ['pusher/parser-client.ts'],
   pino: ['log.ts'],
   'prom-client': ['metrics.ts'],

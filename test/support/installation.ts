@@ -44,6 +44,7 @@ export async function install(t: TestContext, options: { limiter: LimiterName; e
   const redis = options.limiter === 'redis' ? await startRedis() : undefined;
   let parser = await startParser();
   const instances: RunningService[] = [];
+  const starting = new Set<Promise<unknown>>();
   const env: Record<string, string> = {
     ...QUICK,
     DATABASE_URL: database.url,
@@ -52,6 +53,7 @@ export async function install(t: TestContext, options: { limiter: LimiterName; e
     ...options.env,
   };
   t.after(async () => {
+    await Promise.allSettled(starting);
     if (hasFailedTest()) for (const instance of instances) show(instance);
     for (const instance of instances) instance.resume();
     await Promise.all(instances.map((instance) => instance.kill()));
@@ -77,7 +79,9 @@ export async function install(t: TestContext, options: { limiter: LimiterName; e
     env,
     /** Starts an instance; `more` wins over the installation's settings. */
     start: async (more: Record<string, string> = {}): Promise<RunningService> => {
-      const instance = await startService({ env: { ...env, ...more } });
+      const start = startService({ env: { ...env, ...more } });
+      starting.add(start);
+      const instance = await start;
       instances.push(instance);
       return instance;
     },
