@@ -433,3 +433,40 @@ test('a claim that may still commit keeps its slots: only reconciliation drops t
   await one.limiter.reconcile();
   assert.equal(await inUse(queue), 0);
 });
+
+test('a claim that PostgreSQL refused gives its slots back at once', async () => {
+  const queue = await addQueue();
+  await world.fill(queue, 5, 3);
+  const refused = await world.instance({
+    over: (db) => ({
+      ...db,
+      query: (name, params) => db.query(name, name === 'claim_tasks' ? params.with(2, ['no level']) : params),
+    }),
+  });
+  await assert.rejects(claim(queue, 10, { from: refused }), /claim_tasks/);
+  assert.equal(await inUse(queue), 0);
+});
+
+test('a task cancelled before its claim was found again is not pushed, and keeps its slot until that is settled', async () => {
+  const queue = await addQueue();
+  await world.fill(queue, 5, 2);
+  const cut = await world.instance({
+    over: (db) => ({
+      ...db,
+      query: async (name, params) => {
+        const rows = await db.query<never>(name, params);
+        if (name !== 'claim_tasks') return rows;
+        await world.cancel({ queue, taskId: 1, taskVersion: 1 });
+        throw new AppError('store_unavailable', 'the connection broke');
+      },
+    }),
+  });
+  const { tasks, lost } = await claim(queue, 10, { from: cut });
+  assert.deepEqual(
+    [tasks, lost].map((some) => some.map((task) => task.task_id)),
+    [['2'], ['1']],
+  );
+  assert.equal(await inUse(queue), 2);
+  assert.equal((await one.settler.settle({ attemptId: lost[0]!.attempt_id, verdict: 'unsent' })).outcome, 'stale');
+  await eventually(async () => (await inUse(queue)) === 1);
+});

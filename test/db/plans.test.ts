@@ -52,7 +52,7 @@ async function fillTables(): Promise<void> {
     INSERT INTO task_scheduler_tasks (queue, task_id, task_version, id, place, status, hold, ready_at, finished_at,
       attempt_id, started_at, deadline, priority, level, payload, max_retries, pending_since, create_at, update_at)
     SELECT 'default', n, ${hold === 2 ? 1 : 2}, n, n, ${status}, ${hold}, ${hold === 1 ? 'docsched_now() + n' : 'NULL'},
-      ${status >= 2 ? 'n' : 'NULL'}, ${status === 1 ? `'open-' || n` : 'NULL'}, 1, ${status === 1 ? 'now + n' : 'NULL'},
+      ${status >= 2 ? 'now' : 'NULL'}, ${status === 1 ? `'open-' || n` : 'NULL'}, 1, ${status === 1 ? 'now + n' : 'NULL'},
       1 + n % 5, 1 + n % 5, '{"file":"s3://bucket/documents/' || n || '"}', 3, now, now, now
     FROM generate_series(${from}, ${from + count - 1}) n, (SELECT docsched_now() AS now OFFSET 0) c ${more}`;
   await world.sql.query(tasks(0, 0, 1, PENDING));
@@ -64,7 +64,7 @@ async function fillTables(): Promise<void> {
     INSERT INTO attempts (attempt_id, task_row_id, queue, task_id, task_version, claimed_at, deadline, max_deadline,
       closed_at, outcome, number, target)
     SELECT CASE WHEN t.status = 1 THEN t.attempt_id ELSE 'closed-' || t.id END, t.id, t.queue, t.task_id, t.task_version,
-      1, docsched_now() + t.id, docsched_now() + t.id, CASE WHEN t.status > 1 THEN t.id END,
+      1, docsched_now() + t.id, docsched_now() + t.id, t.finished_at,
       CASE WHEN t.status > 1 THEN 'success' END, 1, 'none'
     FROM task_scheduler_tasks t WHERE t.status > 0`);
   await world.sql.query(`
@@ -93,12 +93,14 @@ function paramsOf(name: string): unknown[] {
     cancel_task: one,
     claim_tasks: ['default', Array.from({ length: CLAIM }, newId), ...LEVELS, epoch, TARGET, 1_000],
     clear_target: [TARGET, 1],
+    complete_job: ['clean'],
     delete_attempts: [0, ''],
     delete_floors: ['', -1],
     delete_tasks: ['default', 3],
     expire_pending: ['default'],
     explain_attempts: [attempts],
     find_attempts: [attempts],
+    find_completed_job: ['clean', 4_700],
     find_finished: keys,
     get_floor: ['default', 4_000],
     get_task: [...one, false],
@@ -195,25 +197,30 @@ for (const name of ['submit_tasks', 'order_versions'])
 
 type Touched = Plan & { 'Shared Hit Blocks': number; 'Shared Read Blocks': number; 'Actual Rows': number };
 
-/** Buffers that a claim of CLAIM tasks touches, in a transaction that is rolled back. */
-async function claimBuffers(): Promise<number> {
+/** Buffers that a statement touches, and the rows it answers; what it did is rolled back. */
+async function touch(name: string): Promise<{ buffers: number; rows: number }> {
   await client.query('BEGIN');
-  const { rows } = await client.query(
-    `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ${statements.claim_tasks}`,
-    paramsOf('claim_tasks'),
-  );
+  const { rows } = await client.query(`EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ${statements[name]}`, paramsOf(name));
   await client.query('ROLLBACK');
   const plan = (rows[0]['QUERY PLAN'] as Explained[])[0]!.Plan as Touched;
-  assert.equal(plan['Actual Rows'], CLAIM);
-  return plan['Shared Hit Blocks'] + plan['Shared Read Blocks'];
+  return { buffers: plan['Shared Hit Blocks'] + plan['Shared Read Blocks'], rows: plan['Actual Rows'] };
 }
 
+for (const name of ['expire_pending', 'promote_tasks', 'find_expired_attempts', 'retain_results', 'delete_tasks'])
+  test(`${name} touches next to nothing while nothing is due`, async () => {
+    const { buffers, rows } = await touch(name);
+    assert.equal(rows, 0);
+    assert.ok(buffers <= 30, `${buffers} buffers`);
+  });
+
 test(`a claim of ${CLAIM} from a million Pending touches few buffers, also behind many that were claimed before`, async () => {
-  const fresh = await claimBuffers();
+  const fresh = await touch('claim_tasks');
   await world.setQueue('default', { concurrency_limit: 1_000_000 });
   const one = await world.instance();
   for (let i = 0; i < 50; i++) assert.equal((await one.claim(await world.queue(), TARGET, CLAIM)).tasks.length, CLAIM);
-  const behind = await claimBuffers();
-  assert.ok(fresh <= CLAIM * BUFFERS_A_TASK, `${fresh} buffers`);
-  assert.ok(behind <= CLAIM * BUFFERS_A_TASK, `${behind} buffers behind ${50 * CLAIM} claimed ones`);
+  const behind = await touch('claim_tasks');
+  for (const { buffers, rows } of [fresh, behind]) {
+    assert.equal(rows, CLAIM);
+    assert.ok(buffers <= CLAIM * BUFFERS_A_TASK, `${buffers} buffers`);
+  }
 });

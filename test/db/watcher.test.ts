@@ -669,3 +669,41 @@ test('the watcher runs its jobs on schedule, goes on after a failure, and waits 
   await stopping;
   assert.equal(calls.length, called);
 });
+
+test('a job whose holder died over it runs here when the lease is over; one that was completed does not', async () => {
+  const looked: unknown[] = [];
+  const ran: string[] = [];
+  const dead = new Set(['dies', 'done']);
+  // One tick a minute, the first in a second or two: only the look after the lease can come so soon after it.
+  const schedule = `${(new Date().getUTCSeconds() + 2) % 60} * * * * *`;
+  const job = (name: string) => ({ name, schedule, runOnce: async () => ran.push(name) });
+  const watcher = createWatcher({
+    jobs: [job('dies'), job('done')],
+    lease: {
+      run: async (name, work) => {
+        if (!dead.delete(name)) return work();
+        if (name === 'done') await world.db.query('complete_job', [name]);
+        return undefined;
+      },
+    },
+    db: {
+      ...world.db,
+      query: async (name, params) => {
+        const rows = await world.db.query<never>(name, params);
+        if (name === 'find_completed_job') looked.push(params[0]);
+        return rows;
+      },
+    },
+    observe: () => {},
+    log: world.log,
+  });
+  watcher.start();
+  await eventually(() => dead.size === 0);
+  const startedAt = performance.now();
+  // The other instance is a second into the job's next run by then, at most.
+  await world.sql.query(`UPDATE watcher_leases SET completed_at = completed_at + 1000 WHERE job = 'done'`);
+  await eventually(() => looked.length === 2 && ran.length > 0);
+  assert.ok(performance.now() - startedAt <= 5_000);
+  await watcher.stop();
+  assert.deepEqual(ran, ['dies']);
+});

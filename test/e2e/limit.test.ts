@@ -4,9 +4,9 @@ import { test } from 'node:test';
 import { eventually } from '../support/eventually.ts';
 import { install, LIMITERS, NO_RECONCILIATION, slotsShown, submitMany } from '../support/installation.ts';
 
-const TASKS = 1_200;
+const TASKS = 1_500;
 const LIMIT = 10;
-const WAVE_MS = 100;
+const WAVE_MS = 120;
 
 for (const limiter of LIMITERS) {
   test(`three instances keep a parser at the limit and never above it (${limiter})`, async (t) => {
