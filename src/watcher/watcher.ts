@@ -33,6 +33,7 @@ export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
   /** When each job last succeeded here, or was seen in another's hands (performance.now()). */
   const lastOk = new Map<string, number>();
   const failing = new Set<string>();
+  let stopped = false;
 
   return {
     start() {
@@ -49,6 +50,7 @@ export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
     },
     /** No further run; resolves when those under way have ended. */
     async stop() {
+      stopped = true;
       for (const timer of looks.values()) clearTimeout(timer);
       await Promise.all([...ticks.values()].map((tick) => tick.destroy()));
       await Promise.all(running);
@@ -97,9 +99,12 @@ export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
 
   /** Another instance holds the job. If it dies over it, this one runs the job when the lease is over, not at its next tick. */
   function lookAgain(job: Job): void {
+    if (stopped) return;
     clearTimeout(looks.get(job.name));
+    const refusedAt = performance.now();
     const look = async () => {
-      const done = await db.query('find_completed_job', [job.name, LEASE_MS + LOOK_AFTER_MS]).catch(() => [{}]);
+      const sinceMs = Math.ceil(performance.now() - refusedAt) + LOOK_AFTER_MS;
+      const done = await db.query('find_completed_job', [job.name, sinceMs]).catch(() => [{}]);
       if (done.length === 0) await run(job);
     };
     looks.set(

@@ -290,7 +290,7 @@ describe('what a parser answers', { concurrency: true }, () => {
 
       await t.test('once all has ended, no slot is in use and /metrics says so', async () => {
         await slots(place, 0);
-        assert.equal(await slotsShown(service), 0);
+        await eventually(async () => assert.equal(await slotsShown(service), 0));
       });
     });
 });

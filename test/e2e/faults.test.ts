@@ -45,7 +45,7 @@ const REDIS_FAULTS: Record<string, { fail: Step; mend?: Step }> = {
   'does not answer for a while': { fail: (redis) => redis.pause(), mend: (redis) => redis.resume() },
 };
 
-describe('with all slots held by long parses', { concurrency: 3 }, () => {
+describe('with all slots held by long parses', { concurrency: 4 }, () => {
   for (const [name, { fail, mend }] of Object.entries(REDIS_FAULTS))
     test(`a Redis that ${name} never lets the parser have more than its limit`, async (t) => {
       // No reconciliation: that the slots are right again is the rebuild's doing alone.
@@ -88,9 +88,9 @@ describe('with all slots held by long parses', { concurrency: 3 }, () => {
     });
 });
 
-for (const limiter of LIMITERS)
-  describe(`with the ${limiter} limiter`, { concurrency: 3 }, () => {
-    test('when PostgreSQL drops every connection, submits are accepted or told to come back, and none is lost', async (t) => {
+describe('when processes and connections break', { concurrency: 4 }, () => {
+  for (const limiter of LIMITERS) {
+    test(`when PostgreSQL drops every connection, submits are accepted or told to come back, and none is lost (${limiter})`, async (t) => {
       const place = await install(t, { limiter, env: EAGER });
       place.parser.autoCallback({ afterMs: 20 });
       const instances = await Promise.all([place.start(), place.start()]);
@@ -136,7 +136,7 @@ for (const limiter of LIMITERS)
       await eventually(async () => assert.equal(await place.slots(), 0));
     });
 
-    test('after kill -9 of an instance at work another one finishes everything', async (t) => {
+    test(`after kill -9 of an instance at work another one finishes everything (${limiter})`, async (t) => {
       const place = await install(t, {
         limiter,
         env: { ...EAGER, PROCESSING_EXPIRED_MS: '2000', RETRY_BASE_MS: '100' },
@@ -156,7 +156,7 @@ for (const limiter of LIMITERS)
     });
 
     for (const way of ['SIGTERM', 'SIGKILL'] as const)
-      test(`callbacks of attempts pushed before a restart (${way}) are accepted by the new process`, async (t) => {
+      test(`callbacks of attempts pushed before a restart (${way}) are accepted by the new process (${limiter})`, async (t) => {
         const place = await install(t, { limiter, env: EAGER });
         const { parser } = place;
         const before = await place.start();
@@ -179,7 +179,7 @@ for (const limiter of LIMITERS)
         await eventually(async () => assert.equal(await place.slots(), 0));
       });
 
-    test('each attempt is reported on once, whatever else is said about it', async (t) => {
+    test(`each attempt is reported on once, whatever else is said about it (${limiter})`, async (t) => {
       const place = await install(t, {
         limiter,
         env: { ...EAGER, RETRY_BASE_MS: '100', RESULT_MAX_BYTES: '1000', MAX_RETRIES: '1' },
@@ -289,7 +289,8 @@ for (const limiter of LIMITERS)
 
       await eventually(async () => assert.equal(await place.slots(), 0));
     });
-  });
+  }
+});
 
 const tasksFrom = (first: number, count: number) => Array.from({ length: count }, (_, i) => ({ task_id: first + i }));
 

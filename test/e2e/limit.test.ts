@@ -2,11 +2,11 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { eventually } from '../support/eventually.ts';
-import { install, LIMITERS, NO_RECONCILIATION, slotsShown, submitMany } from '../support/installation.ts';
+import { install, LIMITERS, NO_RECONCILIATION, submitMany } from '../support/installation.ts';
 
-const TASKS = 1_500;
+const TASKS = 900;
 const LIMIT = 10;
-const WAVE_MS = 120;
+const WAVE_MS = 150;
 
 for (const limiter of LIMITERS) {
   test(`three instances keep a parser at the limit and never above it (${limiter})`, async (t) => {
@@ -32,7 +32,6 @@ for (const limiter of LIMITERS) {
     assert.ok(surely.shareAtLeast(LIMIT, began, ended) >= 0.5, 'at the limit for at least half of the time');
     assert.equal(parser.pushes.length, TASKS, 'each task was pushed once');
     await eventually(async () => assert.equal(await place.slots(), 0));
-    assert.deepEqual(await Promise.all(instances.map(slotsShown)), [0, 0, 0]);
   });
 
   test(`a limit of 1 lets two instances push one at a time (${limiter})`, async (t) => {

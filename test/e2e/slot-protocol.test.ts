@@ -61,7 +61,7 @@ describe('an instance that is stopped', { concurrency: 4 }, () => {
         await t.test(name, async () => {
           await scene.begin();
           const held = scene.stopAt(at, side);
-          await scene.submit();
+          scene.submit();
           await held;
           await scene.meanwhile(other, LIMIT);
           await scene.wake();
@@ -72,7 +72,7 @@ describe('an instance that is stopped', { concurrency: 4 }, () => {
         await scene.begin();
         const heldOnce = scene.stopAt('claim_tasks', 'request');
         const heldAgain = scene.stopAt('confirm', 'request');
-        await scene.submit();
+        scene.submit();
         await heldOnce;
         await scene.meanwhile('takes over', LIMIT);
         await scene.wake();
@@ -93,7 +93,7 @@ describe('an instance that is stopped', { concurrency: 4 }, () => {
             resolve();
           }),
         );
-        await scene.submit();
+        scene.submit();
         await pushed;
         parser.answerWith(accept);
         scene.second.resume();
@@ -109,7 +109,7 @@ describe('an instance that is stopped', { concurrency: 4 }, () => {
         await t.test(name, async () => {
           await scene.begin();
           const held = scene.stopAt(at, side);
-          await scene.submit();
+          scene.submit();
           await held;
           const { rows } = await scene.place.sql.query('SELECT attempt_id FROM attempts WHERE closed_at IS NULL');
           assert.equal(rows.length, LIMIT);
@@ -127,7 +127,7 @@ describe('an instance that is stopped', { concurrency: 4 }, () => {
         await t.test(name, async () => {
           await scene.begin();
           const held = scene.stopAt(at, side);
-          await scene.submit();
+          scene.submit();
           await held;
           await loseSlots(scene.place, limiter);
           await scene.meanwhile(other, LIMIT);
@@ -143,7 +143,7 @@ describe('an instance that is stopped', { concurrency: 4 }, () => {
         await t.test(name, async () => {
           await scene.begin();
           const from = parser.pushes.length;
-          await scene.submit();
+          scene.submit();
           await parser.waitForPushes(from + LIMIT);
           const held = scene.stopAt(at, side);
           const answered = parser.callback(parser.pushes[from]!);
@@ -162,7 +162,7 @@ describe('an instance that is stopped', { concurrency: 4 }, () => {
           await scene.begin();
           const cut = scene.cutAt('claim_tasks', side);
           const held = scene.stopAt('find_attempts', 'response');
-          await scene.submit();
+          scene.submit();
           await cut;
           await held;
           await scene.meanwhile(other, LIMIT);
@@ -207,6 +207,7 @@ async function setScene(t: TestContext, limiter: LimiterName, env: Record<string
   const second = await place.start();
 
   let submitted = 1;
+  let answered: Promise<void> = Promise.resolve();
   let from = 0;
   const noSlots = () => eventually(async () => assert.equal(await place.slots(), 0));
   const storeOf = (at: Statement) => (toRedis && isLimiter(at) ? toRedis : toPostgres);
@@ -228,11 +229,10 @@ async function setScene(t: TestContext, limiter: LimiterName, env: Record<string
       });
       from = parser.pushes.length;
     },
-    submit: async () => {
-      await submitMany(
-        first,
-        Array.from({ length: TASKS }, (_, i) => ({ task_id: submitted + i })),
-      );
+    /** To `first`, which may be stopped before it answers. */
+    submit: () => {
+      const tasks = Array.from({ length: TASKS }, (_, i) => ({ task_id: submitted + i }));
+      answered = submitMany(first, tasks);
       submitted += TASKS;
     },
     /** Resolves once `first` is stopped at the next such message, which is held until `wake`. */
@@ -255,6 +255,7 @@ async function setScene(t: TestContext, limiter: LimiterName, env: Record<string
     },
     /** Everything is parsed, nothing is left, and there were never too many. */
     finish: async () => {
+      await answered;
       parser.autoCallback({ afterMs: 20 });
       const open = new Set(parser.outstanding.attemptIds());
       const left = parser.pushes.filter(({ body }) => open.has(body.attempt_id));

@@ -176,7 +176,10 @@ export async function metric(instance: RunningService, name: string, labels: Rec
     .reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(' ') + 1)), 0);
 }
 
-/** docsched_limiter_in_use, read by the instance from its limiter after this call. */
+/**
+ * docsched_limiter_in_use, read by the instance from its limiter after this call. An instance that looks for work holds
+ * some slots for an instant.
+ */
 export async function slotsShown(instance: RunningService): Promise<number> {
   const sampledAt = () => metric(instance, 'docsched_sample_timestamp_seconds');
   const last = await sampledAt();
