@@ -8,7 +8,7 @@ import { startService } from '../support/process.ts';
 import { startRedis } from '../support/redis.ts';
 
 /** Ending a process takes a moment beside the time the parts are given. */
-const EXIT_MS = 500;
+const EXIT_MS = 1_000;
 
 describe('an instance that is told to stop', { concurrency: 2 }, () => {
   for (const limiter of LIMITERS) {
