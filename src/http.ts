@@ -99,7 +99,9 @@ export function createServer({ routers, log }: { routers: Router[]; log: Log }):
   return {
     listen: (host, port) =>
       new Promise((resolve, reject) => {
-        server.once('error', reject);
+        server.once('error', (error: NodeJS.ErrnoException) =>
+          reject(error.code === 'EADDRINUSE' ? new Error(`${host}:${port} is in use; set PORT to another one`) : error),
+        );
         server.listen(port, host, () => resolve((server.address() as AddressInfo).port));
       }),
     refuse: () => {

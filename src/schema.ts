@@ -43,7 +43,9 @@ export async function migrate(databaseUrl: string): Promise<void> {
 
 async function refuseNewerBreaking(databaseUrl: string): Promise<void> {
   const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: 5_000 });
-  await client.connect();
+  await client.connect().catch((cause) => {
+    throw new Error(`the database cannot be reached (DATABASE_URL): ${cause.message || cause.code}`, { cause });
+  });
   try {
     const exists = await client.query('SELECT to_regclass($1) AS found', [MIGRATIONS_TABLE]);
     if (exists.rows[0].found === null) return;
