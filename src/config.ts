@@ -149,3 +149,14 @@ function misspelt(env: Record<string, string | undefined>): string[] {
       return near === undefined ? [] : [`${name}: there is no such setting; did you mean ${near}?`];
     });
 }
+
+/** What `--help` prints. */
+export function usage(): string {
+  const rows = Object.entries(SETTINGS).map(([name, [, fallback, meaning]]) => {
+    const shown = fallback === null ? '' : ` [${fallback}]`;
+    return `  ${name.padEnd(22)}${meaning}${shown}`;
+  });
+  return `docsched takes no arguments; it is set up by environment variables, for example:\n
+  PORT=9000 PARSER_URL=http://127.0.0.1:9090/parse npm start\n
+Settings [default]; durations in ms:\n${rows.join('\n')}\n`;
+}

@@ -25,7 +25,8 @@ export type HealthDeps = {
   limiter: Limiter;
   checks: Check[];
   metrics: Metrics;
-  parserUrl: string | undefined;
+  /** Sentences for people: what keeps tasks from being pushed though all checks are ok. */
+  notes: () => string[];
   log: Log;
 };
 
@@ -33,7 +34,7 @@ const PING_EVERY_MS = 1_000;
 const PING_LIMIT_MS = 5_000;
 const LIMITER_LIMIT_MS = 5_000;
 
-export function createHealth({ db, limiter, checks, metrics, parserUrl, log }: HealthDeps) {
+export function createHealth({ db, limiter, checks, metrics, notes, log }: HealthDeps) {
   const loop = createLoop({ name: 'ping', intervalMs: PING_EVERY_MS, log, runOnce: ping });
   const all: Check[] = [
     { name: 'database', lastOkAgeMs: loop.lastOkAgeMs, limitMs: PING_LIMIT_MS, required: true },
@@ -83,8 +84,7 @@ export function createHealth({ db, limiter, checks, metrics, parserUrl, log }: H
     const failed = results.filter(({ ok }) => !ok);
     const unready = failed.some(({ required }) => required);
     const status = unready ? 'unready' : failed.length > 0 ? 'degraded' : 'ready';
-    const notes = parserUrl === undefined ? ['PARSER_URL is not set: tasks are accepted and held'] : [];
     const shown = Object.fromEntries(results.map((result) => [result.name, result.shown]));
-    return { status: unready ? 503 : 200, body: { status, checks: shown, notes } };
+    return { status: unready ? 503 : 200, body: { status, checks: shown, notes: notes() } };
   }
 }

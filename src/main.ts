@@ -4,7 +4,7 @@
  * 78 settings are wrong.
  */
 import { randomUUID } from 'node:crypto';
-import { type Config, ConfigError, loadConfig, type Role } from './config.ts';
+import { type Config, ConfigError, loadConfig, type Role, usage } from './config.ts';
 import { createDb } from './db.ts';
 import { startEmbeddedPostgres } from './embedded.ts';
 import { createHealth } from './health.ts';
@@ -44,6 +44,7 @@ import { createWatcher } from './watcher/watcher.ts';
 
 /** The queue that the environment describes. */
 const QUEUE = 'default';
+const NO_PARSER = 'PARSER_URL is not set: tasks are accepted and held';
 /** The watcher promotes what falls due; this instance what it returned itself, and once a minute in any case. */
 const PROMOTE_ANYWAY_MS = 60_000;
 /** Even when the time is over, a part gets this long: closing connections and the embedded PostgreSQL takes no longer. */
@@ -167,7 +168,8 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     { name: 'pusher', lastOkAgeMs: pushTrigger.lastOkAgeMs, limitMs: pusherLimitMs, required: false },
     { name: 'watcher', lastOkAgeMs: watcher.lastOkAgeMs, limitMs: 15_000, required: false },
   ].filter(({ name }) => name === 'listener' || does(name as Role));
-  const health = createHealth({ db, limiter, checks, metrics, parserUrl: config.PARSER_URL, log });
+  const notes = () => [config.PARSER_URL ? null : NO_PARSER, pusher.trouble()].filter((note) => note !== null);
+  const health = createHealth({ db, limiter, checks, metrics, notes, log });
   const countCallback = (outcome: string) => metrics.callbacks.inc({ outcome });
   const {
     PAYLOAD_MAX_BYTES: payloadMaxBytes,
@@ -184,6 +186,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     const port = await http.listen(config.HOST, config.PORT);
     const url = `http://${config.HOST.includes(':') ? `[${config.HOST}]` : config.HOST}:${port}`;
     publicUrl ??= url;
+    if (!config.PARSER_URL) log.warn({ event: 'no_parser', msg: NO_PARSER });
     log.info({ event: 'listening', url, roles: config.ROLES, limiter: redis ? 'redis' : 'postgres' });
   };
 
@@ -219,6 +222,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
 }
 
 async function main(): Promise<void> {
+  readArguments(process.argv.slice(2));
   const config = loadConfig(process.env);
   const log = createLog(config.LOG_LEVEL);
   process.on('unhandledRejection', (error) =>
@@ -263,6 +267,14 @@ async function stopPart(part: Part, until: number, log: Log): Promise<void> {
   } catch (error) {
     log.warn({ event: 'stop_incomplete', error: (error as Error).message });
   }
+}
+
+/** There are none but --help. */
+function readArguments(given: string[]): void {
+  if (given.length === 0) return;
+  const help = given.every((argument) => argument === '--help' || argument === '-h');
+  (help ? console.log : console.error)(usage());
+  process.exit(help ? 0 : 78);
 }
 
 function explainAndExit(error: Error): never {

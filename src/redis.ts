@@ -33,7 +33,9 @@ export function createRedis({ url, scripts, log }: RedisDeps): Redis {
   });
   for (const [name, lua] of Object.entries(scripts)) client.defineCommand(name, { lua });
   let reported = false;
+  let lastError = 'not connected yet';
   client.on('error', (error) => {
+    lastError = error.message;
     if (!reported) log.warn({ event: 'redis_connection_error', error: error.message });
     reported = true;
   });
@@ -43,7 +45,11 @@ export function createRedis({ url, scripts, log }: RedisDeps): Redis {
   });
   const commands = client as unknown as Record<string, (...args: unknown[]) => Promise<unknown>>;
   return {
-    script: (name, keys, args) => commands[name]!.call(client, keys.length, ...keys, ...args),
+    script: async (name, keys, args) => {
+      // ioredis would only say that its stream is not writeable.
+      if (client.status !== 'ready') throw new Error(`no connection to Redis: ${lastError}`);
+      return await commands[name]!.call(client, keys.length, ...keys, ...args);
+    },
     info: (section) => client.info(section),
     client,
     connected: () => client.status === 'ready',

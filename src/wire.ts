@@ -16,12 +16,11 @@ const fault = (ctx: { addIssue(issue: unknown): void }, code: ErrorCode, message
   return z.NEVER;
 };
 
+const INT64_EXPECTED = 'expected an integer 0..9223372036854775807, as a string or number';
+
 /** 0 .. 2^63-1 as canonical decimal text; in JSON a string, or a number while that is exact. */
 const int64 = z
-  .union(
-    [z.string().regex(/^(0|[1-9][0-9]{0,18})$/), z.number()],
-    'expected an integer 0..9223372036854775807, as a string or number',
-  )
+  .union([z.string().regex(/^(0|[1-9][0-9]{0,18})$/, INT64_EXPECTED), z.number()], INT64_EXPECTED)
   .transform((value, ctx) => {
     if (typeof value === 'number' && Number.isInteger(value) && value > Number.MAX_SAFE_INTEGER)
       return fault(ctx, 'integer_not_exact', 'a JSON number above 9007199254740991 is not exact; send it as a string');

@@ -108,6 +108,7 @@ export function createLimiter({ backend, db, log, instanceId, acquireTtlMs, onOp
   let reason: string | null = 'the limiter store was not looked at yet';
   let epoch: string | null = null;
   let lastOkAt: number | null = null;
+  let told = false;
   let looking: Promise<LimiterState> | null = null;
   let timer: NodeJS.Timeout | undefined;
   let started = false;
@@ -199,7 +200,8 @@ export function createLimiter({ backend, db, log, instanceId, acquireTtlMs, onOp
   }
 
   function enter(next: Look | { status: 'closed'; reason: string }): void {
-    const changed = next.status !== status;
+    const changed = next.status !== status || !told;
+    told = true;
     status = next.status;
     reason = next.status === 'open' ? null : next.reason;
     epoch = next.status === 'open' ? next.epoch : null;

@@ -12,7 +12,8 @@ export type PushReply =
   | { kind: 'unsent'; error: string };
 
 export type PushAnswer =
-  | { kind: 'accepted' }
+  /** unclear: not by a 202, so perhaps it meant `done`. */
+  | { kind: 'accepted'; unclear?: true }
   /** A synchronous parser: as its callback. statusCode is a decimal string, result raw JSON text or null. */
   | { kind: 'done'; statusCode: string; statusMsg: string | null; result: string | null }
   | { kind: 'result_too_large'; message: string }
@@ -54,7 +55,7 @@ function readSuccess({ status, body, truncated }: PushReply & { kind: 'response'
   if (status === 202) return { kind: 'accepted' };
   if (truncated) return { kind: 'result_too_large', message: 'the answer is larger than result_max_bytes' };
   const value = parseObject(body);
-  if (value === null || !('status_code' in value)) return { kind: 'accepted' };
+  if (value === null || !('status_code' in value)) return { kind: 'accepted', unclear: true };
   const statusCode = readStatusCode(value.status_code);
   if (statusCode === null) return { kind: 'in_doubt', message: 'the parser answered a status_code that is no integer' };
   const statusMsg = typeof value.status_msg === 'string' ? value.status_msg : null;

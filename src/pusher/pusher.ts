@@ -50,18 +50,21 @@ export type Pusher = {
   runOnce(): Promise<boolean>;
   /** Resolves when no push is on its way and every answer is settled. */
   idle(): Promise<void>;
+  /** One sentence while the target is broken, as far as this instance knows; else null. */
+  trouble(): string | null;
 };
 
 export function createPusher(deps: PusherDeps): Pusher {
   const { db, claim, client, settler, wake, log } = deps;
   let want = MIN_CLAIM;
   let emptyRounds = 0;
+  let warned = false;
   const target = createTarget({ db, wake, log });
   let accepted: string[] = [];
   let acceptTimer: NodeJS.Timeout | undefined;
   const onTheWay = new Set<Promise<void>>();
 
-  return { runOnce, idle };
+  return { runOnce, idle, trouble: target.trouble };
 
   async function runOnce(): Promise<boolean> {
     const queue = deps.queue();
@@ -149,6 +152,7 @@ export function createPusher(deps: PusherDeps): Pusher {
     switch (answer.kind) {
       case 'accepted':
         target.answered(url, task.started_at);
+        if (answer.unclear) warnUnclear(url);
         return accept(task);
       case 'done':
         target.answered(url, task.started_at);
@@ -157,7 +161,7 @@ export function createPusher(deps: PusherDeps): Pusher {
         await target.busy(url, task.started_at, answer.afterMs);
         return settle(task, claimedAt, { verdict: 'busy', statusMsg: answer.message, afterMs: answer.afterMs });
       case 'broken':
-        await target.broken(url, task.started_at);
+        await target.broken(url, task.started_at, answer.message);
         return giveBack(task, claimedAt, 'broken', answer.message);
       case 'unsent':
         return giveBack(task, claimedAt, 'unsent', answer.message);
@@ -222,6 +226,17 @@ export function createPusher(deps: PusherDeps): Pusher {
         await new Promise((resolve) => setTimeout(resolve, delayMs));
       }
     }
+  }
+
+  /** Once: a parser that means `done` by a plain 200 would otherwise hold its slots until the deadlines, in silence. */
+  function warnUnclear(url: string): void {
+    if (warned) return;
+    warned = true;
+    log.warn({
+      event: 'push_answer_unclear',
+      target: new URL(url).origin,
+      msg: '2xx without a status_code is taken as accepted: answer 202, or 200 {"status_code": ...} when done',
+    });
   }
 
   function accept(task: ClaimedTask): void {

@@ -9,16 +9,20 @@ import type { Log } from '../log.ts';
 export type Target = {
   /** What a claim saw: how long the target is left alone (ms, or null), and whether it has failures on record. */
   seen(waitMs: number | null, failing: boolean): void;
-  /** A push claimed at `claimedAt` (ms, PostgreSQL's clock) showed it broken. */
-  broken(url: string, claimedAt: string): Promise<void>;
+  /** A push claimed at `claimedAt` (ms, PostgreSQL's clock) showed it broken; `error` says how. */
+  broken(url: string, claimedAt: string, error: string): Promise<void>;
   /** It asked for patience. */
   busy(url: string, claimedAt: string, forMs: number): Promise<void>;
   /** It gave a clear answer. */
   answered(url: string, claimedAt: string): void;
+  /** One sentence while it is broken as far as this instance knows; else null. */
+  trouble(): string | null;
   stop(): void;
 };
 
 export type TargetDeps = { db: Db; wake: () => void; log: Log };
+
+type Slowed = { failures: number; wait_ms: number };
 
 const BASE_MS = 1_000;
 const MAX_MS = 60_000;
@@ -27,18 +31,26 @@ const MIN_WAIT_MS = 20;
 
 export function createTarget({ db, wake, log }: TargetDeps): Target {
   let failing = false;
+  let trouble: string | null = null;
   let timer: NodeJS.Timeout | undefined;
   return {
     seen(waitMs, failingNow) {
       failing ||= failingNow;
       if (waitMs !== null) wakeIn(waitMs);
     },
-    broken(url, claimedAt) {
+    async broken(url, claimedAt, error) {
       failing = true;
-      return slow(url, claimedAt, 1, 0);
+      const slowed = await slow(url, claimedAt, 1, 0);
+      if (!slowed) return;
+      const { failures, wait_ms } = slowed;
+      trouble = `${shown(url)} is left alone for up to ${Math.ceil(wait_ms / 1000)} s at a time: ${error} (${failures} failures)`;
+      log.warn({ event: 'target_broken', target: shown(url), error, failures, next_try_ms: wait_ms });
     },
-    busy: (url, claimedAt, forMs) => slow(url, claimedAt, 0, Math.min(forMs, MAX_MS)),
+    async busy(url, claimedAt, forMs) {
+      await slow(url, claimedAt, 0, Math.min(forMs, MAX_MS));
+    },
     answered,
+    trouble: () => trouble,
     stop: () => clearTimeout(timer),
   };
 
@@ -48,24 +60,29 @@ export function createTarget({ db, wake, log }: TargetDeps): Target {
   }
 
   /** Should it fail, the next push finds out the same. */
-  async function slow(url: string, claimedAt: string, failures: 0 | 1, busyMs: number): Promise<void> {
+  async function slow(url: string, claimedAt: string, failures: 0 | 1, busyMs: number): Promise<Slowed | undefined> {
     try {
       const params = [url, claimedAt, BASE_MS, MAX_MS, failures, busyMs];
-      const [slowed] = await db.query<{ failures: number; wait_ms: number }>('slow_target', params);
-      if (!slowed) return;
-      if (failures > 0) log.warn({ event: 'target_broken', target: new URL(url).origin, failures: slowed.failures });
-      wakeIn(slowed.wait_ms);
+      const [slowed] = await db.query<Slowed>('slow_target', params);
+      if (slowed) wakeIn(slowed.wait_ms);
+      return slowed;
     } catch (error) {
       log.warn({ event: 'slow_target_failed', error: (error as Error).message });
+      return undefined;
     }
   }
 
   function answered(url: string, claimedAt: string): void {
     if (!failing) return;
     failing = false;
+    if (trouble !== null) log.info({ event: 'target_recovered', target: shown(url) });
+    trouble = null;
     db.query('clear_target', [url, claimedAt]).then(wake, (error) => {
       failing = true;
       log.warn({ event: 'clear_target_failed', error: error.message });
     });
   }
 }
+
+/** Without its query, which may hold a secret. */
+const shown = (url: string): string => new URL(url).origin + new URL(url).pathname;

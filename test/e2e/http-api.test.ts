@@ -1030,7 +1030,7 @@ describe('the service itself', () => {
     const none = {} as never;
     const log = createLog('silent');
     const routers: Router[] = [
-      createHealth({ db: none, limiter: none, checks: [], metrics: createMetrics(), parserUrl: undefined, log }).router,
+      createHealth({ db: none, limiter: none, checks: [], metrics: createMetrics(), notes: () => [], log }).router,
       createInserterRoutes({ inserter: none, queues: none, payloadMaxBytes: 1, batchMaxBytes: 1 }),
       createReceiverRoutes({ db: none, settler: none, resultMaxBytes: 1, count: none }),
       createTaskRoutes({ db: none, queues: none, waiter: none, onRetried: none, onFreed: none }),
