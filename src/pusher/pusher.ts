@@ -58,6 +58,7 @@ export function createPusher(deps: PusherDeps): Pusher {
   const { db, claim, client, settler, wake, log } = deps;
   let want = MIN_CLAIM;
   let emptyRounds = 0;
+  let fruitless = true;
   let warned = false;
   const target = createTarget({ db, wake, log });
   let accepted: string[] = [];
@@ -70,6 +71,8 @@ export function createPusher(deps: PusherDeps): Pusher {
     const queue = deps.queue();
     const url = queue?.target_url;
     if (!queue || !url) return false;
+    // An idle queue takes no slots only to give them back.
+    if (fruitless && !(await hasClaimable(queue))) return false;
     const room = Math.min(want, MAX_PUSHES - onTheWay.size);
     const round = await claim(queue, url, room);
     for (const task of round.lost) start(giveBack(task, round.claimedAt, 'unsent', 'its slot was taken by others'));
@@ -77,9 +80,14 @@ export function createPusher(deps: PusherDeps): Pusher {
     start(freeBlocked(queue, [...round.tasks, ...round.lost]));
     target.seen(round.waitMs, round.targetFailing);
     const claimed = round.tasks.length + round.lost.length;
+    fruitless = claimed === 0;
     emptyRounds = claimed > 0 || !round.more ? 0 : emptyRounds + 1;
     want = claimed >= want ? Math.min(want * 2, MAX_CLAIM) : Math.max(MIN_CLAIM, claimed * 2);
     return round.more && emptyRounds <= MAX_EMPTY_ROUNDS;
+  }
+
+  async function hasClaimable(queue: Queue): Promise<boolean> {
+    return (await db.query('find_claimable', [queue.queue])).length > 0;
   }
 
   function start(work: Promise<void>): void {

@@ -99,6 +99,7 @@ function paramsOf(name: string): unknown[] {
     delete_tasks: ['default', 3],
     expire_pending: ['default'],
     explain_attempts: [attempts],
+    find_claimable: ['default'],
     find_attempts: [attempts],
     find_completed_job: ['clean', 4_700],
     find_finished: keys,
