@@ -17,7 +17,8 @@ export type TaskKey = { queue: string; taskId: string; taskVersion: string };
 /** Key of a map. Versions and ids are canonical decimals, so equal keys are equal strings. */
 export const keyText = ({ queue, taskId, taskVersion }: TaskKey): string => `${queue}/${taskId}/${taskVersion}`;
 
-type KeyRow = { queue: string; task_id: string; task_version: string };
+/** A task's key as statements return it. */
+export type KeyRow = { queue: string; task_id: string; task_version: string };
 
 export const keyOf = (row: KeyRow): TaskKey => ({
   queue: row.queue,

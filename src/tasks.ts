@@ -7,7 +7,18 @@ import type { Db } from './db.ts';
 import { AppError } from './errors.ts';
 import { sendJson } from './http.ts';
 import type { Queues } from './queues.ts';
-import { FAILED, keyOf, PROCESSING, STATUS, STOPPED, SUCCESS, showTask, type TaskKey, type TaskRow } from './task.ts';
+import {
+  FAILED,
+  type KeyRow,
+  keyOf,
+  PROCESSING,
+  STATUS,
+  STOPPED,
+  SUCCESS,
+  showTask,
+  type TaskKey,
+  type TaskRow,
+} from './task.ts';
 import type { Waiter } from './waiter.ts';
 import { checkParameters, cursorKey, listQuery, taskPath, taskQuery, versionQuery } from './wire.ts';
 
@@ -22,7 +33,7 @@ export type TaskRouteDeps = {
 };
 
 type FullRow = TaskRow & { task_id: string; task_version: string; result: string | null; payload: string | null };
-type ListRow = TaskRow & { queue: string; task_id: string; task_version: string };
+type ListRow = TaskRow & KeyRow;
 type AttemptRow = {
   number: number | null;
   target: string;
@@ -193,9 +204,7 @@ function closeSignal(res: Response): AbortSignal {
   return controller.signal;
 }
 
-type Cursor = { queue: string; task_id: string; task_version: string };
-
-const writeCursor = (row: Cursor): string =>
+const writeCursor = (row: KeyRow): string =>
   Buffer.from(JSON.stringify([row.queue, row.task_id, row.task_version])).toString('base64url');
 
 /** Queue, task_id and task_version to go on after. */

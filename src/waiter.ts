@@ -5,7 +5,7 @@
 import type { Db } from './db.ts';
 import type { Log } from './log.ts';
 import { createLoop } from './loop.ts';
-import { keyOf, keyText, type TaskKey } from './task.ts';
+import { type KeyRow, keyOf, keyText, type TaskKey } from './task.ts';
 
 export type Waiter = {
   /** Resolves when the task is Success, Failed, Stopped or gone, after `timeoutMs`, or when the signal aborts. */
@@ -17,8 +17,6 @@ export type Waiter = {
 };
 
 const LOOK_EVERY_MS = 250;
-
-type KeyRow = { queue: string; task_id: string; task_version: string };
 
 export function createWaiter({ db, log }: { db: Db; log: Log }): Waiter {
   const waiting = new Map<string, { key: TaskKey; listeners: Set<() => void> }>();

@@ -49,7 +49,6 @@ export const submitRequest = z.strictObject({
     .optional()
     .meta({ description: 'Not claimable before this time, ms since the epoch; in the past: at once.' }),
 });
-export type SubmitRequest = z.output<typeof submitRequest>;
 
 export const batchRequest = z.strictObject({
   tasks: z.array(z.unknown()).min(1, 'expected 1 to 1000 tasks').max(1000, 'expected 1 to 1000 tasks'),

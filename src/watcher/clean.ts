@@ -4,10 +4,8 @@
  */
 import type { Db } from '../db.ts';
 import type { Queues } from '../queues.ts';
-import { FAILED, keyColumns, STOPPED } from '../task.ts';
+import { FAILED, type KeyRow, keyColumns, STOPPED } from '../task.ts';
 import { BATCH, drain, runUntil } from './drain.ts';
-
-type Key = { queue: string; task_id: string; task_version: string };
 
 export function createClean({ db, queues }: { db: Db; queues: Queues }) {
   // Where the walks over attempts and floors stand: a run goes on where the last one's time was over.
@@ -44,7 +42,7 @@ export function createClean({ db, queues }: { db: Db; queues: Queues }) {
   }
 
   async function freeStranded(): Promise<number> {
-    const rows = await db.query<Key>('find_stranded_versions', []);
+    const rows = await db.query<KeyRow>('find_stranded_versions', []);
     if (rows.length > 0) await db.query('order_versions', keyColumns(rows));
     return rows.length;
   }

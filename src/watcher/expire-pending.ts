@@ -1,10 +1,10 @@
 /** Pending longer than pending_expired_ms since pending_since -> Failed `pending_expired`. */
 import type { Db } from '../db.ts';
 import type { Queues } from '../queues.ts';
-import { keyColumns, keyOf, type TaskKey } from '../task.ts';
+import { type KeyRow, keyColumns, keyOf, type TaskKey } from '../task.ts';
 import { drain, runUntil } from './drain.ts';
 
-type Row = { queue: string; task_id: string; task_version: string; has_blocked: boolean };
+type Row = KeyRow & { has_blocked: boolean };
 
 export type ExpirePendingDeps = { db: Db; queues: Queues; onFinished: (keys: TaskKey[]) => void; onFreed: () => void };
 

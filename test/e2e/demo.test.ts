@@ -11,11 +11,10 @@ import { platform, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type TestContext, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import * as docx from 'docx';
-import PDFDocument from 'pdfkit';
 import { createApi } from '../../examples/demo/api.ts';
 import { startChild } from '../../examples/demo/children.ts';
 import { type Document, partsOf } from '../../examples/demo/expected.ts';
+import { makeDocx, makePdf } from '../support/documents.ts';
 import { eventually } from '../support/eventually.ts';
 import { freshDatabase } from '../support/postgres.ts';
 import { endWithThisProcess, startService } from '../support/process.ts';
@@ -203,20 +202,4 @@ function listing(folder: string): string[] {
       const { size, mtimeMs } = statSync(join(folder, name));
       return `${name} ${size} ${mtimeMs}`;
     });
-}
-
-async function makePdf(words: string[]): Promise<Buffer> {
-  const pdf = new PDFDocument({ autoFirstPage: false });
-  const chunks = pdf.toArray();
-  for (const word of words) pdf.addPage().text(`This page is about ${word}.`);
-  pdf.end();
-  return Buffer.concat(await chunks);
-}
-
-async function makeDocx(words: string[]): Promise<Buffer> {
-  const children = words.flatMap((word) => [
-    new docx.Paragraph({ text: 'A chapter', heading: docx.HeadingLevel.HEADING_1 }),
-    new docx.Paragraph(`This chapter is about ${word}.`),
-  ]);
-  return docx.Packer.toBuffer(new docx.Document({ sections: [{ children }] }));
 }

@@ -14,8 +14,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { after, before, describe, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import * as docx from 'docx';
-import PDFDocument from 'pdfkit';
+import { makeDocx, makePdf } from '../support/documents.ts';
 import { eventually } from '../support/eventually.ts';
 import { endWithThisProcess } from '../support/process.ts';
 
@@ -481,22 +480,6 @@ async function startReceiver() {
       server.closeAllConnections();
     },
   };
-}
-
-async function makePdf(words: string[]): Promise<Buffer> {
-  const pdf = new PDFDocument({ autoFirstPage: false });
-  const chunks = pdf.toArray();
-  for (const word of words) pdf.addPage().text(`This page is about ${word}.`);
-  pdf.end();
-  return Buffer.concat(await chunks);
-}
-
-async function makeDocx(words: string[]): Promise<Buffer> {
-  const children = words.flatMap((word) => [
-    new docx.Paragraph({ text: 'A chapter', heading: docx.HeadingLevel.HEADING_1 }),
-    new docx.Paragraph(`This chapter is about ${word}.`),
-  ]);
-  return docx.Packer.toBuffer(new docx.Document({ sections: [{ children }] }));
 }
 
 const sha256 = (bytes: Uint8Array) => createHash('sha256').update(bytes).digest('hex');
