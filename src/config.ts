@@ -51,6 +51,11 @@ const roles = () =>
 /** name -> [type of its text, default text or null for absent, meaning]. */
 export const SETTINGS = {
   DATABASE_URL: [url('postgres', 'postgresql'), null, 'PostgreSQL to use; absent: an embedded one under DATA_DIR'],
+  DATABASE_DIRECT_URL: [
+    url('postgres', 'postgresql'),
+    null,
+    'PostgreSQL itself, when DATABASE_URL leads to a pooler in transaction mode: for LISTEN and migrations',
+  ],
   DATA_DIR: [z.string().min(1), '.docsched', 'where the embedded PostgreSQL keeps its data'],
   REDIS_URL: [url('redis', 'rediss'), null, 'Redis of the limiter and the leases; absent: both in PostgreSQL'],
   HOST: [z.string().min(1), '127.0.0.1', 'address to listen on'],
@@ -62,6 +67,7 @@ export const SETTINGS = {
   ],
   PARSER_URL: [parserUrl(), null, 'target of queue `default`; absent: tasks are accepted and held'],
   MAX_PROCESSING: [integer(1, 100_000), '10', 'limit of queue `default`: the most attempts open at once'],
+  GLOBAL_LIMIT: [integer(0, 1_000_000), '0', 'the most attempts open at once over all queues; 0: no such limit'],
   PENDING_EXPIRED_MS: [duration(), '86400000', 'Pending longer than this fails'],
   PROCESSING_EXPIRED_MS: [duration(), '1800000', 'an attempt without callback or progress for this long is closed'],
   SUCCESS_EXPIRED_MS: [duration(), '86400000', 'a Success is kept this long, then Stopped'],

@@ -76,7 +76,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   const instanceId = randomUUID();
   const metrics = createMetrics();
   metrics.start(QUEUE);
-  const queues = createQueues({ db, config, log });
+  const queues = createQueues({ db, config, onChanged: () => pushTrigger.wake(), log });
 
   // The limiter, and what wakes whom.
   const backend = redis ? createRedisBackend({ redis }) : createPostgresBackend({ db });

@@ -1,45 +1,79 @@
 /**
  * Settings in force for each queue. PostgreSQL holds them (table queues), so that all instances decide alike; this is
- * the copy in memory, read again every second. At start the environment's values are written for queue `default`:
- * the last started instance wins, and the others log what changed.
+ * the copy in memory, read again every second. What the API never set for a queue comes from the environment: each
+ * instance writes its own at start, the last started wins, and the others log what changed.
  */
 import type { Config } from './config.ts';
 import type { Db } from './db.ts';
 import type { Log } from './log.ts';
 import { createLoop } from './loop.ts';
 
+/** A parser of a queue. mode sync: the answer to the push is the result. batch: most tasks of one push. */
+export type Target = { url: string; mode: 'async' | 'sync'; batch: number; push_timeout_ms: number };
+
+/** What an instance keeps of a queue in memory; list_queues.sql. The rest is read by the statements themselves. */
 export type Queue = {
   queue: string;
-  target_url: string | null;
+  targets: Target[];
   concurrency_limit: number;
   /** weights[i] is the weight of level i + 1. */
   priority_weights: number[];
-  push_timeout_ms: number;
+  /** Of the slots, the share that retries may hold. */
+  retry_share: number;
+  fence: 'strict' | 'lenient';
+  callback_auth: 'attempt' | 'signature';
+  /** Newest first; pushes are signed with each. */
+  secrets: string[];
+  paused: boolean;
   payload_max_bytes: number;
   result_max_bytes: number;
+};
+
+/** How many slots an acquire may fill; see limiter.ts. */
+export type Limits = {
+  /** The queue's own limit. */
+  limit: number;
+  /** Of these, the most that retries may hold. */
+  retries: number;
+  /** GLOBAL_LIMIT, over all queues; 0 is off. */
+  global: number;
+  /** The queue's part of `global`: others borrow it only while this queue does not ask for it. */
+  guaranteed: number;
 };
 
 export type Queues = {
   /** Undefined when there is no such queue. */
   get(queue: string): Queue | undefined;
   all(): Queue[];
+  limits(queue: Queue): Limits;
+  /** Reads the table now, for whoever just changed it. */
+  load(): Promise<void>;
   start(): Promise<void>;
   stop(): Promise<void>;
 };
 
-/** The contract's defaults where the environment has no name for them. */
-const PRIORITY_WEIGHTS = [80, 60, 40, 30, 20];
-const PROCESSING_MAX_MS = 86_400_000;
-const RETRY = { strategy: 'exponential', maxMs: 300_000, jitter: 0.2, demote: 1 };
+export type QueuesDeps = {
+  db: Db;
+  config: Config;
+  /** After each change of any queue, and after the first look. */
+  onChanged: (queues: Queue[]) => void;
+  log: Log;
+};
 
-export function createQueues({ db, config, log }: { db: Db; config: Config; log: Log }): Queues {
+const RELOAD_EVERY_MS = 1_000;
+
+export function createQueues({ db, config, onChanged, log }: QueuesDeps): Queues {
   let queues = new Map<string, Queue>();
-  const loop = createLoop({ name: 'queues', intervalMs: 1_000, log, runOnce: load });
+  let seen = '';
+  let defaultsSeen: string | undefined;
+  const loop = createLoop({ name: 'queues', intervalMs: RELOAD_EVERY_MS, log, runOnce: load });
   return {
     get: (queue) => queues.get(queue),
     all: () => [...queues.values()],
+    limits: (queue) => limitsOf(queue, [...queues.values()], config.GLOBAL_LIMIT),
+    load,
     async start() {
-      await db.query('set_default_queue', defaults(config));
+      await db.query('set_queue_defaults', [JSON.stringify(defaultsOf(config))]);
       await load();
       loop.start();
     },
@@ -47,41 +81,63 @@ export function createQueues({ db, config, log }: { db: Db; config: Config; log:
   };
 
   async function load(): Promise<void> {
-    const rows = await db.query<Queue & { version: string }>('list_queues', []);
-    for (const row of rows) {
-      const known = queues.get(row.queue);
-      if (known && JSON.stringify(known) !== JSON.stringify(row))
-        log.info({
-          event: 'queue_defaults_changed',
-          queue: row.queue,
-          limit: row.concurrency_limit,
-          target: row.target_url,
-        });
+    const rows = await db.query<Queue & { defaults: unknown }>('list_queues', []);
+    const loaded = rows.map(({ defaults: _, ...queue }) => queue);
+    const defaults = JSON.stringify(rows[0]?.defaults);
+    if (defaultsSeen !== undefined && defaults !== defaultsSeen)
+      log.info({ event: 'queue_defaults_changed', defaults: rows[0]?.defaults });
+    defaultsSeen = defaults;
+    const now = JSON.stringify(loaded);
+    if (now === seen) return;
+    for (const queue of loaded) {
+      const { secrets: _, ...shown } = queue;
+      if (seen !== '' && JSON.stringify(queue) !== JSON.stringify(queues.get(queue.queue)))
+        log.info({ event: 'queue_changed', ...shown });
     }
-    queues = new Map(rows.map((row) => [row.queue, row]));
+    seen = now;
+    queues = new Map(loaded.map((queue) => [queue.queue, queue]));
+    onChanged(loaded);
   }
 }
 
-function defaults(config: Config): unknown[] {
-  return [
-    'default',
-    config.PARSER_URL ?? null,
-    config.MAX_PROCESSING,
-    PRIORITY_WEIGHTS,
-    config.PUSH_TIMEOUT_MS,
-    config.PENDING_EXPIRED_MS,
-    config.PROCESSING_EXPIRED_MS,
-    Math.max(PROCESSING_MAX_MS, config.PROCESSING_EXPIRED_MS),
-    config.SUCCESS_EXPIRED_MS,
-    config.CLEANUP_AFTER_MS,
-    config.VERSION_FLOOR_MS,
-    config.MAX_RETRIES,
-    RETRY.strategy,
-    config.RETRY_BASE_MS,
-    Math.max(RETRY.maxMs, config.RETRY_BASE_MS),
-    RETRY.jitter,
-    RETRY.demote,
-    config.PAYLOAD_MAX_BYTES,
-    config.RESULT_MAX_BYTES,
-  ];
+/** A queue's part of the global limit is its part of the sum of all limits. */
+export function limitsOf(queue: Queue, all: readonly Queue[], globalLimit: number): Limits {
+  const limit = queue.concurrency_limit;
+  const sum = all.reduce((total, one) => total + one.concurrency_limit, 0);
+  return {
+    limit,
+    retries: Math.max(1, Math.floor(limit * queue.retry_share)),
+    global: globalLimit,
+    guaranteed: sum <= globalLimit ? limit : Math.floor((globalLimit * limit) / sum),
+  };
 }
+
+/** The environment's part, by column of the table; then the contract's defaults where the environment has no name. */
+const defaultsOf = (config: Config) => ({
+  targets: config.PARSER_URL === undefined ? [] : [{ url: config.PARSER_URL }],
+  concurrency_limit: config.MAX_PROCESSING,
+  push_timeout_ms: config.PUSH_TIMEOUT_MS,
+  pending_expired_ms: config.PENDING_EXPIRED_MS,
+  processing_expired_ms: config.PROCESSING_EXPIRED_MS,
+  success_expired_ms: config.SUCCESS_EXPIRED_MS,
+  cleanup_failed_ms: config.CLEANUP_AFTER_MS,
+  cleanup_stopped_ms: config.CLEANUP_AFTER_MS,
+  cleanup_timed_out_ms: config.CLEANUP_AFTER_MS,
+  version_floor_ms: config.VERSION_FLOOR_MS,
+  max_retries: config.MAX_RETRIES,
+  retry_base_ms: config.RETRY_BASE_MS,
+  payload_max_bytes: config.PAYLOAD_MAX_BYTES,
+  result_max_bytes: config.RESULT_MAX_BYTES,
+  priority_weights: [80, 60, 40, 30, 20],
+  processing_max_ms: Math.max(86_400_000, config.PROCESSING_EXPIRED_MS),
+  retry_strategy: 'exponential',
+  retry_max_ms: 300_000,
+  retry_jitter: 0.2,
+  retry_demote: 1,
+  retry_share: 0.5,
+  version_policy: 'keep',
+  fence: 'strict',
+  callback_auth: 'attempt',
+  secrets: [],
+  paused: false,
+});

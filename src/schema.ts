@@ -1,9 +1,11 @@
 /**
  * Loads schema/queries/*.sql and schema/scripts/*.lua by name, and brings a database to this version's schema.
  * Migrations (schema/migrations, run by node-pg-migrate under its advisory lock) are forward-only, each in a
- * transaction. A database migrated by a newer docsched is used as it is, unless one of the migrations unknown here
- * has `breaking` in its name: then this version refuses to start.
+ * transaction; they hold tables and indexes. After them the functions (schema/functions) are replaced when their text
+ * changed. A database migrated by a newer docsched is used as it is, functions too, unless one of the migrations unknown
+ * here has `breaking` in its name: then this version refuses to start.
  */
+import { createHash } from 'node:crypto';
 import { readdirSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { runner } from 'node-pg-migrate';
@@ -12,6 +14,8 @@ import pg from 'pg';
 const DIRECTORY = fileURLToPath(new URL('../schema', import.meta.url));
 const MIGRATIONS = `${DIRECTORY}/migrations`;
 const MIGRATIONS_TABLE = 'docsched_migrations';
+/** Any fixed number: instances that start together replace the functions one after another. */
+const FUNCTIONS_LOCK = 7_220_371_845;
 
 /** Text of each file of schema/<folder> ending in `extension`, by its name without the extension. */
 function loadFolder(folder: string, extension: string): Record<string, string> {
@@ -28,37 +32,57 @@ export class NewerSchemaError extends Error {}
 
 /** Applies what is missing. Throws NewerSchemaError when a newer docsched made a breaking change to this database. */
 export async function migrate(databaseUrl: string): Promise<void> {
-  await refuseNewerBreaking(databaseUrl);
-  await runner({
-    databaseUrl,
-    dir: MIGRATIONS,
-    migrationsTable: MIGRATIONS_TABLE,
-    direction: 'up',
-    count: Number.POSITIVE_INFINITY,
-    checkOrder: false,
-    advisoryLockMode: 'wait',
-    logger: { debug: () => {}, info: () => {}, warn: () => {}, error: console.error },
-  });
-}
-
-async function refuseNewerBreaking(databaseUrl: string): Promise<void> {
   const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: 5_000 });
   await client.connect().catch((cause) => {
     throw new Error(`the database cannot be reached (DATABASE_URL): ${cause.message || cause.code}`, { cause });
   });
   try {
-    const exists = await client.query('SELECT to_regclass($1) AS found', [MIGRATIONS_TABLE]);
-    if (exists.rows[0].found === null) return;
-    const applied = await client.query<{ name: string }>(`SELECT name FROM ${MIGRATIONS_TABLE}`);
-    const known = new Set(readdirSync(MIGRATIONS).map((name) => name.replace(/\.sql$/, '')));
-    const breaking = applied.rows
-      .map((row) => row.name)
-      .filter((name) => !known.has(name) && name.includes('breaking'));
+    const newer = await findNewerMigrations(client);
+    const breaking = newer.filter((name) => name.includes('breaking'));
     if (breaking.length > 0)
       throw new NewerSchemaError(
         `the database was migrated by a newer docsched (${breaking.join(', ')}); upgrade this one`,
       );
+    await runner({
+      databaseUrl,
+      dir: MIGRATIONS,
+      migrationsTable: MIGRATIONS_TABLE,
+      direction: 'up',
+      count: Number.POSITIVE_INFINITY,
+      checkOrder: false,
+      advisoryLockMode: 'wait',
+      logger: { debug: () => {}, info: () => {}, warn: () => {}, error: console.error },
+    });
+    if (newer.length === 0) await replaceFunctions(client);
   } finally {
     await client.end();
   }
+}
+
+/** Migrations applied to the database that this version does not know. */
+async function findNewerMigrations(client: pg.Client): Promise<string[]> {
+  const exists = await client.query('SELECT to_regclass($1) AS found', [MIGRATIONS_TABLE]);
+  if (exists.rows[0].found === null) return [];
+  const applied = await client.query<{ name: string }>(`SELECT name FROM ${MIGRATIONS_TABLE}`);
+  const known = new Set(readdirSync(MIGRATIONS).map((name) => name.replace(/\.sql$/, '')));
+  return applied.rows.map((row) => row.name).filter((name) => !known.has(name));
+}
+
+/** All in one transaction, so that no caller ever sees functions of two versions. */
+async function replaceFunctions(client: pg.Client): Promise<void> {
+  const functions = Object.values(loadFolder('functions', '.sql'));
+  const hash = createHash('sha256').update(functions.join('\n')).digest('hex');
+  await client.query('BEGIN');
+  await client.query('SELECT pg_advisory_xact_lock($1)', [FUNCTIONS_LOCK]);
+  const inForce = await client.query<{ hash: string }>('SELECT hash FROM docsched_functions');
+  if (inForce.rows[0]?.hash !== hash) {
+    // They call each other: checked when they run, whatever order they are created in.
+    await client.query('SET LOCAL check_function_bodies = off');
+    for (const text of functions) await client.query(text);
+    await client.query(
+      'INSERT INTO docsched_functions (hash) VALUES ($1) ON CONFLICT (only_row) DO UPDATE SET hash = excluded.hash',
+      [hash],
+    );
+  }
+  await client.query('COMMIT');
 }

@@ -5,7 +5,7 @@ WITH old AS (
   SELECT t.task_id, t.task_version
   FROM task_scheduler_tasks t
   WHERE t.queue = $1 AND t.status = $2 AND t.status >= 2
-    AND t.finished_at < (SELECT docsched_now() - q.cleanup_after_ms FROM queues q WHERE q.queue = $1)
+    AND t.finished_at < (SELECT docsched_now() - CASE $2 WHEN 3 THEN q.cleanup_failed_ms ELSE q.cleanup_stopped_ms END FROM queues q WHERE q.queue = $1)
   ORDER BY t.finished_at
   LIMIT 500
   FOR UPDATE OF t SKIP LOCKED

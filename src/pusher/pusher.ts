@@ -69,8 +69,8 @@ export function createPusher(deps: PusherDeps): Pusher {
 
   async function runOnce(): Promise<boolean> {
     const queue = deps.queue();
-    const url = queue?.target_url;
-    if (!queue || !url) return false;
+    const url = queue?.targets[0]?.url;
+    if (!queue || !url || queue.paused) return false;
     // An idle queue takes no slots only to give them back.
     if (fruitless && !(await hasClaimable(queue))) return false;
     const room = Math.min(want, MAX_PUSHES - onTheWay.size);
@@ -137,7 +137,7 @@ export function createPusher(deps: PusherDeps): Pusher {
         'user-agent': 'docsched',
       },
       body: pushBody(queue, task),
-      timeoutMs: queue.push_timeout_ms,
+      timeoutMs: queue.targets[0]!.push_timeout_ms,
       sendBefore: claimedAt + Number(task.deadline) - Number(task.started_at),
       maxAnswerBytes: queue.result_max_bytes + 65_536,
     });

@@ -80,7 +80,7 @@ export async function createWorld(name: string) {
   const sql = new pg.Pool({ connectionString: database.url, max: 10 });
   const dbs: ReturnType<typeof createDb>[] = [];
   const db = openDb();
-  const queues = createQueues({ db, config: loadConfig({}), log });
+  const queues = createQueues({ db, config: loadConfig({}), onChanged: () => {}, log });
   await queues.start();
   await queues.stop();
 
@@ -102,9 +102,7 @@ export async function createWorld(name: string) {
       createInserter({ db: openDb(), onStored: () => {}, count: () => {}, ...deps }),
     /** A queue like `default` but for the columns named. */
     addQueue: (queue: string, columns: Record<string, unknown> = {}) =>
-      sql.query(`INSERT INTO queues SELECT (jsonb_populate_record(q, $1)).* FROM queues q WHERE q.queue = 'default'`, [
-        JSON.stringify({ ...columns, queue }),
-      ]),
+      sql.query('INSERT INTO queues (queue, own) VALUES ($1, $2)', [queue, JSON.stringify(columns)]),
     /** All versions of a task, lowest first. */
     states: async (taskId: string, queue = 'default') => (await sql.query<TaskState>(STATES, [queue, taskId])).rows,
     floor: async (taskId: string, queue = 'default') =>

@@ -47,7 +47,9 @@ const addQueue = (columns: Record<string, unknown> = {}) =>
     retry_strategy: 'immediate',
     pending_expired_ms: MINUTE_MS,
     success_expired_ms: MINUTE_MS,
-    cleanup_after_ms: MINUTE_MS,
+    cleanup_failed_ms: MINUTE_MS,
+    cleanup_stopped_ms: MINUTE_MS,
+    cleanup_timed_out_ms: MINUTE_MS,
     version_floor_ms: MINUTE_MS,
     ...columns,
   });

@@ -106,7 +106,7 @@ export async function createWorld(name: string) {
   const db = openDb(10);
   const config = loadConfig({});
   const inserter = createInserter({ db, onStored: () => {}, count: () => {} });
-  const queues = createQueues({ db, config, log });
+  const queues = createQueues({ db, config, onChanged: () => {}, log });
   await queues.start();
   await queues.stop();
   const numbers = async <R extends pg.QueryResultRow>(text: string, params: unknown[] = []): Promise<R[]> =>
@@ -122,16 +122,11 @@ export async function createWorld(name: string) {
     openDb,
     /** A queue like `default` but for the columns named. Without columns: exactly like it. */
     addQueue: async (queue: string, columns: Record<string, unknown> = {}): Promise<string> => {
-      const text = `INSERT INTO queues SELECT (jsonb_populate_record(q, $1)).* FROM queues q WHERE q.queue = 'default'`;
-      await sql.query(text, [JSON.stringify({ ...columns, queue })]);
+      await sql.query('INSERT INTO queues (queue, own) VALUES ($1, $2)', [queue, JSON.stringify(columns)]);
       return queue;
     },
     setQueue: (queue: string, columns: Record<string, unknown>) =>
-      sql.query(
-        `UPDATE queues q SET (${Object.keys(columns).join(', ')}) = ROW(${Object.keys(columns).map((_, i) => `$${i + 2}`)})
-         WHERE q.queue = $1`,
-        [queue, ...Object.values(columns)],
-      ),
+      sql.query('UPDATE queues SET own = own || $2 WHERE queue = $1', [queue, JSON.stringify(columns)]),
     /** The queues as the jobs see them, read once. */
     queues: async (): Promise<Queues> => {
       const rows = await db.query<Queue>('list_queues', []);

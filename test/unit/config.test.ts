@@ -20,6 +20,7 @@ test('an empty environment gives the defaults of the contract', () => {
     HOST: '127.0.0.1',
     PORT: 8080,
     MAX_PROCESSING: 10,
+    GLOBAL_LIMIT: 0,
     PENDING_EXPIRED_MS: 86_400_000,
     PROCESSING_EXPIRED_MS: 1_800_000,
     SUCCESS_EXPIRED_MS: 86_400_000,

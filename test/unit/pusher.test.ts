@@ -8,7 +8,10 @@ import { createPusher } from '../../src/pusher/pusher.ts';
 import type { Queue } from '../../src/queues.ts';
 
 const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false, waitMs: null, targetFailing: false };
-const QUEUE = { queue: 'default', target_url: 'http://127.0.0.1:1/' } as Queue;
+const QUEUE = {
+  queue: 'default',
+  targets: [{ url: 'http://127.0.0.1:1/', mode: 'async', batch: 1, push_timeout_ms: 1000 }],
+} as Queue;
 
 test('an idle queue takes no slots: a round looks for work before it claims', async () => {
   let found = false;
