@@ -10,10 +10,13 @@ const ROLES = ['api', 'pusher', 'watcher'] as const;
 export type Role = (typeof ROLES)[number];
 
 /** Durations may be as short as tests need and as long as a year. */
-const MIN_DURATION_MS = 100;
-const MAX_DURATION_MS = 31_536_000_000;
+export const MIN_DURATION_MS = 100;
+export const MAX_DURATION_MS = 31_536_000_000;
 /** The longest a timer can wait; a longer one would fire at once. */
-const MAX_TIMER_MS = 2_147_483_647;
+export const MAX_TIMER_MS = 2_147_483_647;
+/** Of a payload and of a result: a request is held in memory as a whole. */
+export const MAX_PAYLOAD_BYTES = 67_108_864;
+export const MAX_RESULT_BYTES = 268_435_456;
 
 const integer = (min: number, max: number) =>
   z
@@ -66,7 +69,11 @@ export const SETTINGS = {
     'how parsers reach the role api; required when HOST is not loopback, and for a pusher without the role api',
   ],
   PARSER_URL: [parserUrl(), null, 'target of queue `default`; absent: tasks are accepted and held'],
-  MAX_PROCESSING: [integer(1, 100_000), '10', 'limit of queue `default`: the most attempts open at once'],
+  MAX_PROCESSING: [
+    integer(1, 100_000),
+    '10',
+    'limit of a queue that has none of its own: the most attempts open at once',
+  ],
   GLOBAL_LIMIT: [integer(0, 1_000_000), '0', 'the most attempts open at once over all queues; 0: no such limit'],
   PENDING_EXPIRED_MS: [duration(), '86400000', 'Pending longer than this fails'],
   PROCESSING_EXPIRED_MS: [duration(), '1800000', 'an attempt without callback or progress for this long is closed'],
@@ -82,8 +89,8 @@ export const SETTINGS = {
   TRIGGER_INTERVAL_MS: [timer(), '5000', 'the pusher looks for work at least this often'],
   ACQUIRE_TTL_MS: [duration(), '10000', 'a slot without an open attempt is dropped after this long'],
   PUSH_TIMEOUT_MS: [timer(), '10000', 'how long a push waits for its answer'],
-  PAYLOAD_MAX_BYTES: [integer(1, 67_108_864), '262144', 'largest payload'],
-  RESULT_MAX_BYTES: [integer(1, 268_435_456), '8388608', 'largest result'],
+  PAYLOAD_MAX_BYTES: [integer(1, MAX_PAYLOAD_BYTES), '262144', 'largest payload'],
+  RESULT_MAX_BYTES: [integer(1, MAX_RESULT_BYTES), '8388608', 'largest result'],
   BATCH_MAX_BYTES: [integer(1024, 268_435_456), '8388608', 'largest body of a batch submit'],
   PG_POOL_MAX: [integer(2, 1000), '10', 'PostgreSQL connections of one instance, plus one that listens'],
   SHUTDOWN_TIMEOUT_MS: [timer(), '10000', 'a graceful stop takes at most this long'],

@@ -11,6 +11,7 @@ export const ERROR_CODES = {
   missing_field: [400, 'A required field is missing'],
   unknown_field: [400, 'A field is not known'],
   integer_not_exact: [400, 'An integer is too large to be exact; send it as a string'],
+  bad_signature: [401, 'The signature is missing or wrong'],
   not_found: [404, 'There is no such route'],
   unknown_queue: [404, 'There is no such queue'],
   unknown_task: [404, 'There is no such task'],
@@ -25,6 +26,7 @@ export const ERROR_CODES = {
   unsupported_media_type: [415, 'The body must be application/json'],
   internal: [500, 'Something went wrong inside docsched'],
   overloaded: [503, 'Too much is waiting; try again shortly'],
+  task_locked: [503, 'The task is locked by another transaction; try again'],
   store_unavailable: [503, 'The database cannot be reached; try again shortly'],
   shutting_down: [503, 'This instance is shutting down; try again'],
 } as const satisfies Record<string, readonly [number, string]>;

@@ -3,7 +3,8 @@
  * commit. A call's promise settles only after the commit of its group, so an answer sent after it is durable.
  *
  * A group leaves as soon as a place is free: a lone call waits for nothing; under load, groups grow by themselves.
- * Two entries with the same key never share a group, where the statement could not tell which came first.
+ * Two entries with the same key are never on their way at once: in one statement it could not be told which came first,
+ * and in two the later one would wait for the earlier one's lock.
  * Crash: whatever was not committed was not answered.
  */
 import { AppError } from './errors.ts';
@@ -20,7 +21,7 @@ export type GroupCommit<Entry, Result> = {
 export type GroupCommitDeps<Entry, Result> = {
   /** Runs one group in one commit; answers in the order of the entries. */
   run: (entries: Entry[]) => Promise<Result[]>;
-  /** Entries with equal keys go to different groups. */
+  /** Entries with equal keys go one after another. */
   keyOf: (entry: Entry) => string;
   /** Bytes an entry holds in memory, roughly. */
   sizeOf: (entry: Entry) => number;
@@ -38,6 +39,7 @@ const MAX_WAITING_BYTES = 128 * 1024 * 1024;
 
 type Waiting<Entry, Result> = {
   entry: Entry;
+  key: string;
   size: number;
   resolve: (result: Result) => void;
   reject: (error: unknown) => void;
@@ -50,12 +52,13 @@ export function createGroupCommit<Entry, Result>({
 }: GroupCommitDeps<Entry, Result>): GroupCommit<Entry, Result> {
   let waiting: Waiting<Entry, Result>[] = [];
   let waitingBytes = 0;
-  let onTheWay = 0;
+  /** Keys of the entries that were sent. */
+  const onTheWay = new Set<string>();
   let inFlight = 0;
   let scheduled = false;
   let idleListeners: (() => void)[] = [];
 
-  return { add, pending: () => waiting.length + onTheWay, idle };
+  return { add, pending: () => waiting.length + onTheWay.size, idle };
 
   function add(entry: Entry): Promise<Result> {
     const size = sizeOf(entry);
@@ -64,7 +67,7 @@ export function createGroupCommit<Entry, Result>({
         new AppError('overloaded', 'Too many requests are waiting for the database', { retryAfterS: 1 }),
       );
     return new Promise((resolve, reject) => {
-      waiting.push({ entry, size, resolve, reject });
+      waiting.push({ entry, key: keyOf(entry), size, resolve, reject });
       waitingBytes += size;
       schedule();
     });
@@ -76,23 +79,26 @@ export function createGroupCommit<Entry, Result>({
     scheduled = true;
     setImmediate(() => {
       scheduled = false;
-      while (waiting.length > 0 && inFlight < MAX_IN_FLIGHT) void send(takeGroup());
+      while (inFlight < MAX_IN_FLIGHT) {
+        const group = takeGroup();
+        if (group.length === 0) break;
+        void send(group);
+      }
     });
   }
 
   function takeGroup(): Waiting<Entry, Result>[] {
-    const keys = new Set<string>();
+    const keys = new Set(onTheWay);
     const group: Waiting<Entry, Result>[] = [];
     const rest: Waiting<Entry, Result>[] = [];
     let bytes = 0;
     for (const item of waiting) {
-      const key = keyOf(item.entry);
       const fits = group.length < MAX_ROWS && (bytes + item.size <= MAX_BYTES || group.length === 0);
-      if (fits && !keys.has(key)) {
+      if (fits && !keys.has(item.key)) {
         group.push(item);
         bytes += item.size;
       } else rest.push(item);
-      keys.add(key);
+      keys.add(item.key);
     }
     waiting = rest;
     waitingBytes -= bytes;
@@ -101,7 +107,7 @@ export function createGroupCommit<Entry, Result>({
 
   async function send(group: Waiting<Entry, Result>[]): Promise<void> {
     inFlight += 1;
-    onTheWay += group.length;
+    for (const { key } of group) onTheWay.add(key);
     try {
       const results = await run(group.map((item) => item.entry));
       for (const [index, item] of group.entries()) item.resolve(results[index]!);
@@ -109,7 +115,7 @@ export function createGroupCommit<Entry, Result>({
       for (const item of group) item.reject(error);
     } finally {
       inFlight -= 1;
-      onTheWay -= group.length;
+      for (const { key } of group) onTheWay.delete(key);
       if (waiting.length > 0) schedule();
       else if (inFlight === 0) {
         for (const listener of idleListeners) listener();

@@ -8,7 +8,7 @@ import { sendJson } from './http.ts';
 import type { Limiter } from './limiter/limiter.ts';
 import type { Log } from './log.ts';
 import { createLoop } from './loop.ts';
-import type { Metrics } from './metrics.ts';
+import { type Metrics, toPlainText } from './metrics.ts';
 import { openApiDocument } from './openapi.ts';
 
 /** One check: ok while the age of the last success is at most the limit. `required`: without it the instance is unready. */
@@ -37,7 +37,7 @@ const LIMITER_LIMIT_MS = 5_000;
 export function createHealth({ db, limiter, checks, metrics, notes, log }: HealthDeps) {
   const loop = createLoop({ name: 'ping', intervalMs: PING_EVERY_MS, log, runOnce: ping });
   const all: Check[] = [
-    { name: 'database', lastOkAgeMs: loop.lastOkAgeMs, limitMs: PING_LIMIT_MS, required: true },
+    { name: 'database', lastOkAgeMs: loop.lastOkAgeMs, limitMs: PING_LIMIT_MS, required: true, detail: loop.trouble },
     {
       name: 'limiter',
       lastOkAgeMs: () => (limiter.state().status === 'open' ? limiter.state().lastOkAgeMs : null),
@@ -63,8 +63,11 @@ export function createHealth({ db, limiter, checks, metrics, notes, log }: Healt
       if (status === 503) res.set('retry-after', '1');
       sendJson(res, status, JSON.stringify(body));
     });
-    router.get('/metrics', async (_, res) => {
-      res.set('content-type', metrics.registry.contentType).end(await metrics.registry.metrics());
+    router.get('/metrics', async (req, res) => {
+      const text = await metrics.registry.metrics();
+      if (/application\/openmetrics-text/.test(req.get('accept') ?? ''))
+        res.set('content-type', metrics.registry.contentType).end(text);
+      else res.set('content-type', 'text/plain; version=0.0.4; charset=utf-8').end(toPlainText(text));
     });
     router.get('/openapi.json', (_, res) => sendJson(res, 200, document));
     return router;

@@ -31,6 +31,18 @@ export function readBytes(
   };
 }
 
+/** The same for a bound that may change between requests. */
+export function readUpTo(bound: () => number, code: Parameters<typeof readBytes>[1]): RequestHandler {
+  let maxBytes = -1;
+  let read: RequestHandler;
+  return (req, res, next) => {
+    const now = bound();
+    if (now !== maxBytes) read = readBytes(now, code);
+    maxBytes = now;
+    read(req, res, next);
+  };
+}
+
 function bodyError(
   error: unknown,
   maxBytes: number,

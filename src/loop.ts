@@ -11,6 +11,8 @@ export type Loop = {
   stop(): Promise<void>;
   /** Age of the last round that succeeded, ms; null before the first. */
   lastOkAgeMs(): number | null;
+  /** Why the last round failed; null when it did not. */
+  trouble(): string | null;
 };
 
 export type LoopDeps = {
@@ -28,7 +30,7 @@ export function createLoop({ name, intervalMs, log, runOnce }: LoopDeps): Loop {
   let running: Promise<void> = Promise.resolve();
   let stopped = false;
   let lastOk: number | null = null;
-  let failing = false;
+  let trouble: string | null = null;
 
   return {
     start: () => schedule(Math.random() * intervalMs),
@@ -38,6 +40,7 @@ export function createLoop({ name, intervalMs, log, runOnce }: LoopDeps): Loop {
       await running;
     },
     lastOkAgeMs: () => (lastOk === null ? null : Math.round(performance.now() - lastOk)),
+    trouble: () => trouble,
   };
 
   function schedule(delayMs: number): void {
@@ -52,11 +55,12 @@ export function createLoop({ name, intervalMs, log, runOnce }: LoopDeps): Loop {
     try {
       await withLimit(runOnce(), ROUND_LIMIT_MS);
       lastOk = performance.now();
-      if (failing) log.info({ event: 'loop_recovered', loop: name });
-      failing = false;
+      if (trouble !== null) log.info({ event: 'loop_recovered', loop: name });
+      trouble = null;
     } catch (error) {
-      if (!failing) log.warn({ event: 'loop_failed', loop: name, error: (error as Error).message });
-      failing = true;
+      const { message } = error as Error;
+      if (trouble === null) log.warn({ event: 'loop_failed', loop: name, error: message });
+      trouble = message;
     }
   }
 }

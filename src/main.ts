@@ -4,27 +4,29 @@
  * 78 settings are wrong.
  */
 import { randomUUID } from 'node:crypto';
+import { createRequire } from 'node:module';
 import { type Config, ConfigError, loadConfig, type Role, usage } from './config.ts';
 import { createDb } from './db.ts';
 import { startEmbeddedPostgres } from './embedded.ts';
+import { createEventRoutes } from './events.ts';
 import { createHealth } from './health.ts';
 import { createServer } from './http.ts';
 import { createInserter } from './inserter/inserter.ts';
 import { createInserterRoutes } from './inserter/route.ts';
+import { type Part, runParts } from './lifecycle.ts';
 import { createLimiter } from './limiter/limiter.ts';
 import { createPostgresBackend } from './limiter/postgres.ts';
 import { checkRedis, createRedisBackend, UnfitRedisError } from './limiter/redis.ts';
 import { createLog, type Log } from './log.ts';
-import { withLimit } from './loop.ts';
 import { createMetrics } from './metrics.ts';
-import { createChooser } from './pusher/chooser.ts';
-import { createClaimer } from './pusher/claim.ts';
 import { createParserClient } from './pusher/parser-client.ts';
-import { createPusher, MAX_PUSHES } from './pusher/pusher.ts';
-import { createQueues } from './queues.ts';
+import { createPushers } from './pusher/pushers.ts';
+import { createQueueRoutes } from './queue-routes.ts';
+import { createQueues, type Queue } from './queues.ts';
 import { createReceiverRoutes } from './receiver/route.ts';
 import { type ClosedAttempt, createSettler, isFinished, isReturned } from './receiver/settle.ts';
 import { createRedis } from './redis.ts';
+import { createRedrive } from './redrive.ts';
 import { createSampler } from './sample.ts';
 import { loadScripts, loadStatements, migrate, NewerSchemaError } from './schema.ts';
 import { keyOf } from './task.ts';
@@ -36,6 +38,7 @@ import { createWaiter } from './waiter.ts';
 import { createClean } from './watcher/clean.ts';
 import { createExpirePending } from './watcher/expire-pending.ts';
 import { createExpireProcessing } from './watcher/expire-processing.ts';
+import { createFoldCounts } from './watcher/fold-counts.ts';
 import { createPostgresLease, createRedisLease } from './watcher/lease.ts';
 import { createPromote } from './watcher/promote.ts';
 import { createReconcile } from './watcher/reconcile.ts';
@@ -44,22 +47,20 @@ import { createWatcher } from './watcher/watcher.ts';
 
 /** The queue that the environment describes. */
 const QUEUE = 'default';
+const { version: VERSION } = createRequire(import.meta.url)('../package.json') as { version: string };
 const NO_PARSER = 'PARSER_URL is not set: tasks are accepted and held';
 /** The watcher promotes what falls due; this instance what it returned itself, and once a minute in any case. */
 const PROMOTE_ANYWAY_MS = 60_000;
-/** Even when the time is over, a part gets this long: closing connections and the embedded PostgreSQL takes no longer. */
-const MIN_STOP_MS = 250;
 
 type Stores = Awaited<ReturnType<typeof openStores>>;
-/** Started in order, stopped in reverse. */
-type Part = { start?: () => unknown; stop?: () => unknown };
 
 /** PostgreSQL (embedded when no URL is given), brought to this version's schema, and Redis when there is one. */
 async function openStores(config: Config, log: Log) {
   const embedded = config.DATABASE_URL ? undefined : await startEmbeddedPostgres({ dataDir: config.DATA_DIR, log });
   const databaseUrl = config.DATABASE_URL ?? embedded!.url;
-  await migrate(databaseUrl);
-  const db = createDb({ url: databaseUrl, poolMax: config.PG_POOL_MAX, statements: loadStatements(), log });
+  const directUrl = config.DATABASE_DIRECT_URL;
+  await migrate(directUrl ?? databaseUrl);
+  const db = createDb({ url: databaseUrl, directUrl, poolMax: config.PG_POOL_MAX, statements: loadStatements(), log });
   const redis = config.REDIS_URL ? createRedis({ url: config.REDIS_URL, scripts: loadScripts(), log }) : undefined;
   if (redis) await checkRedis(redis);
   const close = async () => {
@@ -74,9 +75,8 @@ async function openStores(config: Config, log: Log) {
 function assemble(config: Config, log: Log, { db, redis }: Stores) {
   const does = (role: Config['ROLES'][number]) => config.ROLES.includes(role);
   const instanceId = randomUUID();
-  const metrics = createMetrics();
-  metrics.start(QUEUE);
-  const queues = createQueues({ db, config, onChanged: () => pushTrigger.wake(), log });
+  const metrics = createMetrics({ version: VERSION });
+  const queues = createQueues({ db, config, onChanged, log });
 
   // The limiter, and what wakes whom.
   const backend = redis ? createRedisBackend({ redis }) : createPostgresBackend({ db });
@@ -86,14 +86,17 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     log,
     instanceId,
     acquireTtlMs: config.ACQUIRE_TTL_MS,
-    onOpen: () => pushTrigger.wake(),
+    wantTtlMs: 2 * config.TRIGGER_INTERVAL_MS,
+    onOpen: () => pushers.wake(),
   });
-  const announcer = createAnnouncer({ db, instanceId, onHeard: () => pushTrigger.wake(), log });
-  const wakeAll = () => {
-    pushTrigger.wake();
-    announcer.announce();
+  const announcer = createAnnouncer({ db, instanceId, onHeard: (queue) => pushers.wake(queue), log });
+  /** There is work in these queues, or in any. */
+  const wake = (names?: Iterable<string>) => {
+    if (names === undefined) pushers.wake();
+    else for (const name of names) pushers.wake(name);
+    announcer.announce(names ?? queues.all().map(({ queue }) => queue));
   };
-  const promote = createPromote({ db, onPromoted: wakeAll });
+  const promote = createPromote({ db, onPromoted: wake, onStopped: (keys) => waiter.finished(keys) });
   const promoteNow = async () => {
     await promote.runOnce();
     return false;
@@ -102,45 +105,37 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   const waiter = createWaiter({ db, log });
 
   // In: inserter.
-  const countInsert = (queue: string, outcome: string) => metrics.inserts.inc({ queue, outcome });
-  const inserter = createInserter({ db, onStored: wakeAll, count: countInsert });
+  const inserter = createInserter({ db, onStored: wake, count: metrics.inserted });
 
   // Back: receiver.
   const settler = createSettler({ db, limiter, onClosed });
 
   // Out: pusher.
   let publicUrl = config.PUBLIC_URL?.replace(/\/$/, '');
-  const client = createParserClient({ connections: MAX_PUSHES });
-  const { claim } = createClaimer({ db, limiter, chooser: createChooser(Math.random), log });
-  const pusher = createPusher({
+  const client = createParserClient();
+  const pushers = createPushers({
     db,
-    claim,
+    limiter,
     client,
     settler,
-    queue: () => queues.get(QUEUE),
-    callbackUrl: (attemptId) => `${publicUrl}/v1/callbacks/${attemptId}`,
-    wake: () => pushTrigger.wake(),
-    observePush: (queue, outcome, seconds) => metrics.pushDuration.observe({ queue, outcome }, seconds),
-    observeDispatch: (queue, seconds) => metrics.dispatchLatency.observe({ queue }, Math.max(0, seconds)),
-    log,
-  });
-  const pushTrigger = createTrigger({
-    name: 'pusher',
+    createTrigger,
     intervalMs: config.TRIGGER_INTERVAL_MS,
+    limits: queues.limits,
+    callbackUrl: (attemptId) => `${publicUrl}/v1/callbacks/${attemptId}`,
+    observePush: metrics.pushed,
+    observeDispatch: metrics.dispatched,
     log,
-    runOnce: pusher.runOnce,
   });
 
   // Around it: watcher and gauges.
   const onFinished = waiter.finished;
-  const observeDrift = (queue: string, drift: number) => metrics.limiterDrift.set({ queue }, drift);
   const every = config.WATCH_CRON;
   const watcher = createWatcher({
     jobs: [
       {
         name: 'expire_pending',
         schedule: every,
-        runOnce: createExpirePending({ db, queues, onFinished, onFreed: wakeAll }).runOnce,
+        runOnce: createExpirePending({ db, queues, onFinished, onFreed: wake }).runOnce,
       },
       { name: 'expire_processing', schedule: every, runOnce: createExpireProcessing({ db, settler }).runOnce },
       { name: 'retain', schedule: every, runOnce: createRetain({ db, queues }).runOnce },
@@ -148,15 +143,16 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
       {
         name: 'reconcile',
         schedule: config.RECONCILE_CRON,
-        runOnce: createReconcile({ limiter, queues, observeDrift, onFreed: wakeAll, log }).runOnce,
+        runOnce: createReconcile({ limiter, queues, observe: metrics.reconciled, onFreed: wake, log }).runOnce,
       },
+      { name: 'fold_counts', schedule: every, runOnce: createFoldCounts({ db }).runOnce },
       { name: 'clean', schedule: config.CLEANUP_CRON, runOnce: createClean({ db, queues }).runOnce },
     ],
     lease: redis
       ? createRedisLease({ redis, fallback: createPostgresLease({ db, instanceId }) })
       : createPostgresLease({ db, instanceId }),
     db,
-    observe: (job, changed) => metrics.watcherActions.inc({ job }, changed),
+    observe: metrics.watcherRan,
     log,
   });
   const sampler = createSampler({ db, limiter, queues, metrics, log });
@@ -164,24 +160,28 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   // The front: HTTP.
   const pusherLimitMs = config.TRIGGER_INTERVAL_MS + 5_000;
   const checks = [
-    { name: 'listener', lastOkAgeMs: announcer.lastOkAgeMs, limitMs: 10_000, required: false },
-    { name: 'pusher', lastOkAgeMs: pushTrigger.lastOkAgeMs, limitMs: pusherLimitMs, required: false },
+    {
+      name: 'listener',
+      lastOkAgeMs: announcer.lastOkAgeMs,
+      limitMs: 10_000,
+      required: false,
+      detail: announcer.trouble,
+    },
+    { name: 'pusher', lastOkAgeMs: pushers.lastOkAgeMs, limitMs: pusherLimitMs, required: false },
     { name: 'watcher', lastOkAgeMs: watcher.lastOkAgeMs, limitMs: 15_000, required: false },
   ].filter(({ name }) => name === 'listener' || does(name as Role));
-  const notes = () => [config.PARSER_URL ? null : NO_PARSER, pusher.trouble()].filter((note) => note !== null);
+  const notes = () => [...queues.all().flatMap(heldBecause), ...pushers.trouble()];
   const health = createHealth({ db, limiter, checks, metrics, notes, log });
-  const countCallback = (outcome: string) => metrics.callbacks.inc({ outcome });
-  const {
-    PAYLOAD_MAX_BYTES: payloadMaxBytes,
-    BATCH_MAX_BYTES: batchMaxBytes,
-    RESULT_MAX_BYTES: resultMaxBytes,
-  } = config;
+  const { BATCH_MAX_BYTES: batchMaxBytes } = config;
   const apiRoutes = [
-    createInserterRoutes({ inserter, queues, payloadMaxBytes, batchMaxBytes }),
-    createReceiverRoutes({ db, settler, resultMaxBytes, count: countCallback }),
-    createTaskRoutes({ db, queues, waiter, onRetried: promoteTrigger.wake, onFreed: wakeAll }),
+    createInserterRoutes({ inserter, queues, batchMaxBytes }),
+    createReceiverRoutes({ db, queues, settler, batchMaxBytes, count: metrics.calledBack }),
+    createQueueRoutes({ db, queues, redrive: createRedrive({ db, onRedriven: promoteTrigger.wake, log }) }),
+    createTaskRoutes({ db, queues, waiter, onRetried: promoteTrigger.wake, onFreed: wake }),
   ];
-  const http = createServer({ routers: [health.router, ...(does('api') ? apiRoutes : [])], log });
+  const events = createEventRoutes({ db, queues, waiter });
+  const routers = [health.router, ...(does('api') ? [...apiRoutes, events.router] : [])];
+  const http = createServer({ routers, log });
   const serve = async () => {
     const port = await http.listen(config.HOST, config.PORT);
     const url = `http://${config.HOST.includes(':') ? `[${config.HOST}]` : config.HOST}:${port}`;
@@ -192,13 +192,22 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
 
   /** After the commit and the release: tell those who wait, look for the next work. */
   function onClosed(closed: ClosedAttempt[]): void {
+    pushers.closed(closed);
     for (const attempt of closed) {
-      const { queue, verdict, claimed_at, closed_at } = attempt;
-      metrics.processingDuration.observe({ queue, outcome: verdict }, (Number(closed_at) - Number(claimed_at)) / 1000);
+      const { queue, verdict, status, retry_count: retries, traceparent, claimed_at, closed_at, create_at } = attempt;
+      const secondsSince = (ms: string) => (Number(closed_at) - Number(ms)) / 1000;
+      const ageSeconds = create_at === null ? null : secondsSince(create_at);
+      const processingSeconds = secondsSince(claimed_at);
+      metrics.attemptEnded({ queue, verdict, status, retries, processingSeconds, ageSeconds, traceparent });
     }
     waiter.finished(closed.filter(isFinished).map(keyOf));
     if (closed.some(isReturned)) promoteTrigger.wake();
-    wakeAll();
+    wake(new Set(closed.map(({ queue }) => queue)));
+  }
+
+  function onChanged(all: Queue[]): void {
+    for (const { queue } of all) metrics.addQueue(queue);
+    pushers.set(all);
   }
 
   const parts: Part[] = [
@@ -213,9 +222,10 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     { stop: inserter.idle },
     { start: waiter.start, stop: waiter.stop },
     ...(does('watcher') ? [watcher] : []),
-    { stop: pusher.idle },
-    ...(does('pusher') ? [{ start: pushTrigger.start, stop: pushTrigger.stop }] : []),
+    { stop: pushers.idle },
+    ...(does('pusher') ? [{ start: pushers.start, stop: pushers.stop }] : []),
     { start: announcer.start, stop: announcer.stop },
+    { start: events.start, stop: events.stop },
     { stop: http.refuse },
   ];
   return parts;
@@ -228,45 +238,22 @@ async function main(): Promise<void> {
   process.on('unhandledRejection', (error) =>
     log.error({ event: 'unhandled_rejection', error: String(error), stack: (error as Error)?.stack }),
   );
-  const running: Part[] = [];
-  let stopping = false;
-  const starting = start();
-  process.on('SIGTERM', stop);
-  process.on('SIGINT', stop);
-  await starting;
-
-  async function start(): Promise<void> {
-    const stores = await openStores(config, log);
-    running.push({ stop: stopTelemetry }, { stop: stores.close });
-    for (const part of assemble(config, log, stores)) {
-      if (stopping) return;
-      running.push(part);
-      await part.start?.();
-    }
-  }
-
-  /** What has been started by then, in reverse. A second signal ends the process at once. */
-  async function stop(signal: string): Promise<void> {
-    if (stopping) process.exit(1);
-    stopping = true;
-    log.info({ event: 'stopping', signal });
-    const until = performance.now() + config.SHUTDOWN_TIMEOUT_MS;
-    await starting.catch(() => {});
-    // No part may use up the time of those after it: a hung push must not keep the answers of others from leaving.
-    const share = config.SHUTDOWN_TIMEOUT_MS / 2;
-    for (const part of running.toReversed()) await stopPart(part, Math.min(until, performance.now() + share), log);
-    log.info({ event: 'stopped' });
-    process.exit(0);
-  }
+  await runParts(
+    async (running) => {
+      const stores = await openStores(config, log);
+      running.push({ stop: stopTelemetry }, { stop: stores.close });
+      return assemble(config, log, stores);
+    },
+    { shutdownTimeoutMs: config.SHUTDOWN_TIMEOUT_MS, log },
+  );
 }
 
-/** A part that does not stop in time is left behind: what it held open is repaired like after a crash. */
-async function stopPart(part: Part, until: number, log: Log): Promise<void> {
-  try {
-    await withLimit(Promise.resolve(part.stop?.()), Math.max(MIN_STOP_MS, until - performance.now()));
-  } catch (error) {
-    log.warn({ event: 'stop_incomplete', error: (error as Error).message });
-  }
+/** Why nothing of the queue is pushed; empty when it is. */
+function heldBecause({ queue, paused, targets, concurrency_limit }: Queue): string[] {
+  if (paused) return [`queue '${queue}' is paused: tasks are accepted and held`];
+  if (concurrency_limit === 0) return [`queue '${queue}' has limit 0: tasks are accepted and held`];
+  if (targets.length > 0) return [];
+  return [queue === QUEUE ? NO_PARSER : `queue '${queue}' has no target: tasks are accepted and held`];
 }
 
 /** There are none but --help. */

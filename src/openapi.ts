@@ -3,9 +3,11 @@
  */
 import { z } from 'zod';
 import { ERROR_CODES } from './errors.ts';
+import { queueSettings, redriveRequest } from './queue-shape.ts';
 import { STATUS } from './task.ts';
 import {
   batchRequest,
+  callbackBatchRequest,
   callbackRequest,
   listQuery,
   plainCallbackRequest,
@@ -30,12 +32,13 @@ const problem: Json = {
 };
 const body = (name: string): Json => ({ required: true, content: json(ref(name)) });
 
+const PATTERNS: Record<string, string> = { attempt_id: '^[A-Za-z0-9_-]{22,64}$', queue: '^[a-z0-9_-]{1,64}$' };
 const pathParameters = (path: string): Json[] =>
   [...path.matchAll(/\{(\w+)\}/g)].map(([, name]) => ({
     name,
     in: 'path',
     required: true,
-    schema: { type: 'string', pattern: name === 'attempt_id' ? '^[A-Za-z0-9_-]{22,64}$' : '^(0|[1-9][0-9]{0,18})$' },
+    schema: { type: 'string', pattern: PATTERNS[name!] ?? '^(0|[1-9][0-9]{0,18})$' },
   }));
 
 const queryParameters = (schema: z.ZodType): Json[] => {
@@ -55,12 +58,32 @@ const VERSION = '/v1/tasks/{task_id}/versions/{task_version}';
 const task = answer('The task.', ref('Task'));
 const wrapped = answer('The task as it now is.', { type: 'object', properties: { task: ref('Task') } });
 const outcome = (...outcomes: string[]): Json => ({ type: 'object', properties: { outcome: { enum: outcomes } } });
+const reported: Json = {
+  type: 'object',
+  properties: {
+    attempt_id: { type: 'string' },
+    outcome: { enum: ['applied', 'duplicate'] },
+    error: ref('Problem'),
+  },
+};
 const submitted = answer('Stored, or already there.', {
   type: 'object',
   properties: { outcome: { enum: ['created', 'refreshed', 'recreated', 'existing'] }, task: ref('Task') },
 });
 const list = (name: string, items: Json): Json =>
   answer('A list.', { type: 'object', properties: { [name]: { type: 'array', items } } });
+
+const queue = answer('The queue.', ref('Queue'));
+const count: Json = { type: 'integer' };
+const redriven = answer('What this call did; it works about 20 s at most.', {
+  type: 'object',
+  properties: {
+    matched: count,
+    redriven: count,
+    skipped: { ...count, description: 'A newer version was accepted: left Failed.' },
+    due_by: { type: ['integer', 'null'], description: 'When the last one redriven falls due, ms since the epoch' },
+  },
+});
 
 /** path -> method -> route. A test compares them with those the application serves. */
 const ROUTES: Record<string, Record<string, Route>> = {
@@ -85,6 +108,20 @@ const ROUTES: Record<string, Record<string, Route>> = {
   [`${VERSION}/attempts`]: {
     get: { summary: 'Its attempts', query: taskQuery, answers: { 200: list('attempts', { type: 'object' }) } },
   },
+  [`${VERSION}/events`]: {
+    get: {
+      summary: 'Its changes until its end, as server-sent events',
+      query: taskQuery,
+      answers: {
+        200: {
+          description:
+            'Events `task`: id is update_at, data the task without payload and result. Last-Event-ID: what is known already.',
+          content: { 'text/event-stream': { schema: { type: 'string' } } },
+        },
+        204: { description: 'Last-Event-ID is the state in which the task ended: nothing will follow.' },
+      },
+    },
+  },
   [`${VERSION}/cancel`]: {
     post: { summary: 'Cancel a Pending or Processing task', query: taskQuery, answers: { 200: wrapped } },
   },
@@ -96,6 +133,13 @@ const ROUTES: Record<string, Record<string, Route>> = {
       summary: 'A parser reports, plain form',
       request: 'PlainCallbackRequest',
       answers: { 200: answer('Durable.', outcome('applied', 'duplicate')) },
+    },
+  },
+  '/v1/callbacks/batch': {
+    post: {
+      summary: 'A parser reports up to 1000 attempts',
+      request: 'CallbackBatchRequest',
+      answers: { 200: list('results', reported) },
     },
   },
   '/v1/callbacks/{attempt_id}': {
@@ -121,6 +165,23 @@ const ROUTES: Record<string, Record<string, Route>> = {
       },
     },
   },
+  '/v1/queues': { get: { summary: 'All queues', answers: { 200: list('queues', ref('Queue')) } } },
+  '/v1/queues/{queue}': {
+    get: { summary: 'A queue: what was set, and what is in force', answers: { 200: queue } },
+    put: {
+      summary: 'Create a queue or replace all its settings',
+      request: 'QueueSettings',
+      answers: { 201: queue, 200: queue },
+    },
+    patch: { summary: 'Change some settings (RFC 7396)', request: 'QueueSettings', answers: { 200: queue } },
+  },
+  '/v1/queues/{queue}/redrive': {
+    post: {
+      summary: 'Bring Failed tasks back to Pending, at a bounded rate',
+      request: 'RedriveRequest',
+      answers: { 200: redriven },
+    },
+  },
   '/livez': { get: { summary: 'The process runs', answers: { 200: answer('Alive.', { type: 'object' }) } } },
   '/readyz': {
     get: { summary: 'Submits and callbacks work', answers: { 200: answer('Ready or degraded.', { type: 'object' }) } },
@@ -129,6 +190,17 @@ const ROUTES: Record<string, Record<string, Route>> = {
   '/openapi.json': { get: { summary: 'This document', answers: { 200: answer('OpenAPI 3.1.', { type: 'object' }) } } },
 };
 
+const { secrets: _, ...shown } = schemaOf(queueSettings).properties as Record<string, Json>;
+const queueSchema: Json = {
+  type: 'object',
+  properties: {
+    ...shown,
+    queue: { type: 'string' },
+    secret_count: { type: 'integer', description: 'Secrets themselves are never shown.' },
+    effective: { type: 'object', properties: shown, description: 'What is in force.' },
+    notes: { type: 'array', items: { type: 'string' }, description: 'What the settings give up or hold back.' },
+  },
+};
 const time: Json = { type: ['integer', 'null'], description: 'ms since the epoch' };
 const text: Json = { type: ['string', 'null'] };
 const taskSchema: Json = {
@@ -186,14 +258,17 @@ export function openApiDocument(): Json {
     BatchRequest: batchRequest,
     CallbackRequest: callbackRequest,
     PlainCallbackRequest: plainCallbackRequest,
+    CallbackBatchRequest: callbackBatchRequest,
     ProgressRequest: progressRequest,
+    QueueSettings: queueSettings,
+    RedriveRequest: redriveRequest,
   };
   const schemas = Object.fromEntries(Object.entries(requests).map(([name, schema]) => [name, schemaOf(schema)]));
   return {
     openapi: '3.1.0',
     info: { title: 'docsched', version: '1', description: 'Scheduler for versioned document-parsing tasks.' },
     paths: Object.fromEntries(paths),
-    components: { schemas: { ...schemas, Task: taskSchema, Problem: problemSchema } },
+    components: { schemas: { ...schemas, Task: taskSchema, Queue: queueSchema, Problem: problemSchema } },
   };
 }
 

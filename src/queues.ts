@@ -41,6 +41,9 @@ export type Limits = {
   guaranteed: number;
 };
 
+/** By column of the table queues. */
+type Settings = Record<string, unknown>;
+
 export type Queues = {
   /** Undefined when there is no such queue. */
   get(queue: string): Queue | undefined;
@@ -65,7 +68,8 @@ const RELOAD_EVERY_MS = 1_000;
 export function createQueues({ db, config, onChanged, log }: QueuesDeps): Queues {
   let queues = new Map<string, Queue>();
   let seen = '';
-  let defaultsSeen: string | undefined;
+  let defaultsSeen: Settings | undefined;
+  let reading: Promise<void> = Promise.resolve();
   const loop = createLoop({ name: 'queues', intervalMs: RELOAD_EVERY_MS, log, runOnce: load });
   return {
     get: (queue) => queues.get(queue),
@@ -73,6 +77,8 @@ export function createQueues({ db, config, onChanged, log }: QueuesDeps): Queues
     limits: (queue) => limitsOf(queue, [...queues.values()], config.GLOBAL_LIMIT),
     load,
     async start() {
+      // First as it was: what this instance's environment changes is logged here too.
+      await load();
       await db.query('set_queue_defaults', [JSON.stringify(defaultsOf(config))]);
       await load();
       loop.start();
@@ -80,12 +86,21 @@ export function createQueues({ db, config, onChanged, log }: QueuesDeps): Queues
     stop: loop.stop,
   };
 
-  async function load(): Promise<void> {
-    const rows = await db.query<Queue & { defaults: unknown }>('list_queues', []);
+  /** One after another: a slow read that began before a change never undoes a later one that saw it. */
+  function load(): Promise<void> {
+    const read = reading.then(readTable);
+    reading = read.catch(() => {});
+    return read;
+  }
+
+  async function readTable(): Promise<void> {
+    const rows = await db.query<Queue & { defaults: Settings }>('list_queues', []);
+    // A database that no instance has been started on yet.
+    if (rows.length === 0) return;
     const loaded = rows.map(({ defaults: _, ...queue }) => queue);
-    const defaults = JSON.stringify(rows[0]?.defaults);
-    if (defaultsSeen !== undefined && defaults !== defaultsSeen)
-      log.info({ event: 'queue_defaults_changed', defaults: rows[0]?.defaults });
+    const { defaults } = rows[0]!;
+    const changed = defaultsSeen && changesOf(defaultsSeen, defaults);
+    if (changed && Object.keys(changed).length > 0) log.info({ event: 'queue_defaults_changed', changed });
     defaultsSeen = defaults;
     const now = JSON.stringify(loaded);
     if (now === seen) return;
@@ -98,6 +113,13 @@ export function createQueues({ db, config, onChanged, log }: QueuesDeps): Queues
     queues = new Map(loaded.map((queue) => [queue.queue, queue]));
     onChanged(loaded);
   }
+}
+
+/** What differs, as [before, now]. The environment names no secrets, so there are none in it. */
+function changesOf(before: Settings, now: Settings): Record<string, [unknown, unknown]> {
+  const names = [...new Set([...Object.keys(before), ...Object.keys(now)])];
+  const differing = names.filter((name) => JSON.stringify(before[name]) !== JSON.stringify(now[name]));
+  return Object.fromEntries(differing.map((name) => [name, [before[name] ?? null, now[name] ?? null]]));
 }
 
 /** A queue's part of the global limit is its part of the sum of all limits. */

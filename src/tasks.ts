@@ -10,7 +10,6 @@ import type { Queues } from './queues.ts';
 import {
   FAILED,
   type KeyRow,
-  keyOf,
   PROCESSING,
   STATUS,
   STOPPED,
@@ -19,8 +18,9 @@ import {
   type TaskKey,
   type TaskRow,
 } from './task.ts';
+import { listTasks } from './task-list.ts';
 import type { Waiter } from './waiter.ts';
-import { checkParameters, cursorKey, listQuery, taskPath, taskQuery, versionQuery } from './wire.ts';
+import { checkParameters, listQuery, taskPath, taskQuery, versionQuery } from './wire.ts';
 
 export type TaskRouteDeps = {
   db: Db;
@@ -54,20 +54,8 @@ export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed }: Tas
 
   router.get('/v1/tasks', async (req, res) => {
     const query = checkParameters(listQuery, req.query);
-    if (query.queue !== undefined) knownQueue(query.queue);
-    const rows = await db.query<ListRow>('list_tasks', [
-      query.queue ?? null,
-      query.status === undefined ? null : STATUS.indexOf(query.status),
-      query.priority ?? null,
-      query.reason ?? null,
-      query.updated_after ?? null,
-      query.finished_before ?? null,
-      ...readCursor(query.cursor),
-      query.limit,
-    ]);
-    const tasks = rows.map((row) => showTask(keyOf(row), row));
-    const last = rows.length === query.limit ? rows.at(-1)! : null;
-    const cursor = last && writeCursor(last);
+    if (query.queue !== undefined) checkQueue(queues, query.queue);
+    const { tasks, cursor } = await listTasks(db, query);
     sendJson(res, 200, JSON.stringify({ tasks, cursor }));
   });
 
@@ -139,14 +127,8 @@ export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed }: Tas
 
   return router;
 
-  function knownQueue(queue: string): void {
-    if (!queues.get(queue)) throw new AppError('unknown_queue', `There is no queue '${queue}'`, { pointer: 'queue' });
-  }
-
   function readKey(req: Request, queue: string): TaskKey {
-    knownQueue(queue);
-    const path = checkParameters(taskPath, req.params);
-    return { queue, taskId: path.task_id, taskVersion: path.task_version ?? '' };
+    return readTaskKey(queues, req, queue);
   }
 
   /** With an empty taskVersion the latest. */
@@ -160,7 +142,18 @@ export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed }: Tas
 
 const keyParams = (key: TaskKey): string[] => [key.queue, key.taskId, key.taskVersion];
 
-const unknownTask = (key: TaskKey) =>
+function checkQueue(queues: Queues, queue: string): void {
+  if (!queues.get(queue)) throw new AppError('unknown_queue', `There is no queue '${queue}'`, { pointer: 'queue' });
+}
+
+/** The task a path names; taskVersion is empty when it names none. */
+export function readTaskKey(queues: Queues, req: Request, queue: string): TaskKey {
+  checkQueue(queues, queue);
+  const path = checkParameters(taskPath, req.params);
+  return { queue, taskId: path.task_id, taskVersion: path.task_version ?? '' };
+}
+
+export const unknownTask = (key: TaskKey) =>
   new AppError(
     'unknown_task',
     `There is no task ${key.taskId}${key.taskVersion && ` version ${key.taskVersion}`} in queue '${key.queue}'`,
@@ -200,19 +193,7 @@ function showAttempt(row: AttemptRow): Record<string, unknown> {
 /** Aborts when the client goes away. */
 function closeSignal(res: Response): AbortSignal {
   const controller = new AbortController();
+  if (res.closed) controller.abort();
   res.once('close', () => controller.abort());
   return controller.signal;
-}
-
-const writeCursor = (row: KeyRow): string =>
-  Buffer.from(JSON.stringify([row.queue, row.task_id, row.task_version])).toString('base64url');
-
-/** Queue, task_id and task_version to go on after. */
-function readCursor(cursor: string | undefined): [string, string, string] {
-  if (cursor === undefined) return ['', '-1', '-1'];
-  try {
-    return cursorKey.parse(JSON.parse(Buffer.from(cursor, 'base64url').toString()));
-  } catch {
-    throw new AppError('invalid_field', 'The cursor is not one that a list answer held', { pointer: 'cursor' });
-  }
 }

@@ -42,7 +42,10 @@ function traceparentOf(span: Span): string {
 }
 
 /** Of a new, unsampled trace. */
-const inventTraceparent = (): string => `00-${randomBytes(16).toString('hex')}-${randomBytes(8).toString('hex')}-00`;
+function inventTraceparent(): string {
+  const ids = randomBytes(24).toString('hex');
+  return `00-${ids.slice(0, 32)}-${ids.slice(32)}-00`;
+}
 
 /** Status is set on failure only: an expected outcome is an attribute. */
 function endSpan(span: Span, error?: string): void {

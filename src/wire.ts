@@ -68,11 +68,25 @@ export const callbackRequest = z.object({
   result: z.unknown().optional().meta({ description: 'Any JSON; kept with status_code 0.' }),
 });
 
+const attemptId = z.string().regex(ATTEMPT_ID, 'expected 22 to 64 of A-Z a-z 0-9 _ -');
+
+/** Without attempt_id only where the queue's fence is lenient. */
 export const plainCallbackRequest = callbackRequest.extend({
   queue: queueName.default('default'),
   task_id: int64,
   task_version: int64,
-  attempt_id: z.string().regex(ATTEMPT_ID, 'expected 22 to 64 of A-Z a-z 0-9 _ -'),
+  attempt_id: attemptId.optional(),
+});
+
+/** An entry of a batch; one that names a task_id is in the plain form. */
+export const batchedCallbackRequest = callbackRequest.extend({ attempt_id: attemptId });
+
+export const callbackBatchRequest = z.object({
+  callbacks: z
+    .array(z.unknown(), 'expected 1 to 1000 callbacks')
+    .min(1, 'expected 1 to 1000 callbacks')
+    .max(1000, 'expected 1 to 1000 callbacks')
+    .meta({ description: 'Each as /v1/callbacks/{attempt_id} takes it, with its attempt_id; or in the plain form.' }),
 });
 
 export const progressRequest = z.object({
@@ -117,8 +131,9 @@ export const versionQuery = taskQuery.extend({
 /** Ids in a path: canonical decimals. */
 export const taskPath = z.object({ task_id: int64, task_version: int64.optional() });
 
-/** What a list's cursor holds: the key to go on after. */
+/** What a list's cursor holds: the key to go on after; in a list of finished tasks the time and the key. */
 export const cursorKey = z.tuple([queueName, int64, int64]);
+export const cursorFinished = z.tuple([z.literal('finished'), int64, int64, int64]);
 
 /** True when `value` can be an attempt id at all. */
 export const isAttemptId = (value: string): boolean => ATTEMPT_ID.test(value);

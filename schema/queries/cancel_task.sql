@@ -11,7 +11,7 @@ WITH task AS (
 UPDATE task_scheduler_tasks t
 SET status = 4, reason = 'cancelled', status_msg = 'cancelled', status_code = NULL, hold = 0, has_blocked = false,
     ready_at = NULL, next_retry_time = NULL, attempt_id = NULL, deadline = NULL, finished_at = docsched_now(),
-    update_at = docsched_now()
+    update_at = greatest(docsched_now(), t.update_at + 1)
 FROM task
 WHERE t.queue = task.queue AND t.task_id = task.task_id AND t.task_version = task.task_version
 RETURNING task.has_blocked

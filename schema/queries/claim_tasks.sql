@@ -1,15 +1,23 @@
 -- Step (b) of the slot protocol: marks tasks Processing and opens their attempts, in one commit.
--- $1 queue text  $2 attempt_ids text[]: slots held; at most as many tasks are claimed
--- $3 level int[]  $4 start float8[]  $5 stride float8[]: the chooser's line; the j-th task of a level stands at
---    start + j * stride, the lowest are taken, so an empty level's turns go to the others by weight
--- $6 epoch text: the limiter epoch the slots were taken in  $7 target text  $8 probe_ms bigint
--- Returns at least one row: gate (open | fenced | waiting), wait_ms (how long the target is left alone), its failures, wanted (how many the
--- line offered), and a claimed task a row, in the order of the line; attempt_id is null when there is none.
+-- $1 queue text  $2 attempt_ids text[]: slots held; at most as many tasks are claimed  $3 retries int: of these, the most
+--    that may be retries (retry_count > 0)
+-- $4 level int[]  $5 start float8[]  $6 retry_start float8[]  $7 stride float8[]: the chooser's line; the j-th task of a
+--    level stands at start + j * stride, the lowest are taken, so an empty level's turns go to the others by weight
+-- $8 retry_first boolean[]: in a level new tasks and retries take turns, and this says who begins
+-- $9 retry_turn boolean: when set they take turns over all levels instead, and this says who begins; each of them stands
+--    at its own start (retry_start for retries) + j * stride
+-- $10 epoch text: the limiter epoch the slots were taken in
+-- $11 url text[]  $12 outstanding int[]: the targets, and how many attempts each has open. A slot goes to the target that
+--    has the fewest, the slots before it counted, among those that may take one.
+-- Returns at least one row: gate (open | fenced | waiting), wanted (how many the line offered), slots (how many the targets
+-- took), records (of the targets that may not take all), and a claimed task a row, in the order of the
+-- line; attempt_id is null when there is none.
 -- has_blocked: a lower version waits behind this one, and the caller orders the versions of the task anew.
 --
 -- FOR KEY SHARE on limiter_state: a rebuild of the limiter (FOR UPDATE) waits for claims in flight and fences later ones;
 -- the proofs that the store is in force, plain updates of that row, go on beside claims.
--- A target with failures gets one probe each probe_ms from all instances together.
+-- `held`: targets that take a few pushes, from all instances together, are locked while this claim takes them; who finds
+-- one locked passes it over. What was not claimed after all is not counted.
 -- `offered` reads without locks, so that only what is taken is locked; a row another instance is claiming is skipped,
 -- and the caller sees claimed < wanted.
 -- LIMIT 512 (the most attempt_ids a call) inside each other LIMIT changes nothing but the planner's guess, which for a
@@ -20,57 +28,100 @@ WITH gate AS (
   SELECT q.processing_expired_ms, q.processing_max_ms
   FROM limiter_state s
   JOIN queues q ON q.queue = $1
-  WHERE s.epoch = $6
+  WHERE s.epoch = $10
   FOR KEY SHARE OF s
 ),
-probe AS (
-  UPDATE targets g
-  SET not_before = docsched_now() + $8
-  WHERE g.url = $7 AND g.failures > 0 AND g.not_before <= docsched_now() AND EXISTS (SELECT 1 FROM gate)
-  RETURNING g.url
-),
-room AS (
-  SELECT gate.processing_expired_ms, gate.processing_max_ms, g.not_before, g.failures,
-         CASE
-           WHEN g.url IS NULL OR g.failures = 0 AND g.not_before <= docsched_now() THEN cardinality($2::text[])
-           WHEN EXISTS (SELECT 1 FROM probe) THEN least(1, cardinality($2::text[]))
-           ELSE 0
-         END AS slots
+asked AS MATERIALIZED (
+  SELECT a.url, a.outstanding, a.n, look.now, g.failures, g.failed_at, g.error,
+         g.not_before,
+         CASE WHEN g.url IS NOT NULL THEN docsched_target_room(g, look.now) END AS room
   FROM gate
-  LEFT JOIN targets g ON g.url = $7
+  CROSS JOIN (SELECT docsched_now() AS now OFFSET 0) look
+  CROSS JOIN unnest($11::text[], $12::int[]) WITH ORDINALITY AS a (url, outstanding, n)
+  LEFT JOIN targets g ON g.url = a.url
+),
+held AS MATERIALIZED (
+  SELECT g.url, docsched_target_room(g, a.now) AS room
+  FROM asked a
+  JOIN targets g ON g.url = a.url
+  WHERE a.room > 0 AND docsched_target_room(g, a.now) > 0
+  FOR UPDATE OF g SKIP LOCKED
+),
+taken AS (
+  SELECT array_agg(h.url ORDER BY h.height, h.n) AS urls
+  FROM (
+    SELECT a.url, a.n, a.outstanding + height.k AS height
+    FROM asked a
+    LEFT JOIN held ON held.url = a.url
+    CROSS JOIN LATERAL generate_series(1, CASE
+      WHEN a.room IS NULL THEN cardinality($2::text[])
+      ELSE least(coalesce(held.room, 0), cardinality($2::text[]))
+    END) AS height (k)
+    ORDER BY height, a.n
+    LIMIT cardinality($2::text[])
+  ) h
+),
+room AS MATERIALIZED (
+  SELECT gate.processing_expired_ms, gate.processing_max_ms, coalesce(cardinality(taken.urls), 0) AS slots, taken.urls
+  FROM gate
+  CROSS JOIN taken
 ),
 offered AS (
-  SELECT l.level, l.start, l.stride, l.start + row_number() OVER (PARTITION BY l.level) * l.stride AS position
+  SELECT l.level, CASE WHEN lane.retry THEN l.retry_start ELSE l.start END AS start, l.stride, l.retry_first, lane.retry,
+         row_number() OVER (PARTITION BY l.level, lane.retry) AS k
   FROM room
-  CROSS JOIN unnest($3::int[], $4::float8[], $5::float8[]) AS l (level, start, stride)
+  CROSS JOIN unnest($4::int[], $5::float8[], $6::float8[], $7::float8[], $8::boolean[])
+    AS l (level, start, retry_start, stride, retry_first)
+  CROSS JOIN (VALUES (false), (true)) AS lane (retry)
   CROSS JOIN LATERAL (
     SELECT 1
     FROM (
       SELECT 1
       FROM task_scheduler_tasks t
-      WHERE t.queue = $1 AND t.level = l.level AND t.status = 0 AND t.hold = 0
+      WHERE t.queue = $1 AND t.level = l.level AND (t.retry_count > 0) = lane.retry AND t.status = 0 AND t.hold = 0
       ORDER BY t.place
       LIMIT 512
     ) t
-    LIMIT room.slots
+    LIMIT CASE WHEN lane.retry THEN least(room.slots, $3::int) ELSE room.slots END
   ) t
 ),
-quota AS (
-  SELECT o.level, o.start, o.stride, count(*) AS tasks
+placed AS (
+  SELECT o.level, o.retry, o.k,
+         o.start + o.stride * CASE WHEN $9::boolean IS NULL
+           THEN row_number() OVER (PARTITION BY o.level ORDER BY o.k, o.retry <> o.retry_first) ELSE o.k END AS position
   FROM (
-    SELECT * FROM (SELECT * FROM offered ORDER BY position, level LIMIT (SELECT slots FROM room)) o LIMIT 512
+    SELECT *, row_number() OVER (PARTITION BY retry ORDER BY start + k * stride, level) AS rank
+    FROM offered
   ) o
-  GROUP BY o.level, o.start, o.stride
+  WHERE NOT o.retry OR o.rank <= $3::int
+),
+line AS MATERIALIZED (
+  SELECT l.level, l.retry, l.k, row_number() OVER (ORDER BY l.lap, l.position, l.level)::int AS turn
+  FROM (
+    SELECT *
+    FROM (
+      SELECT p.level, p.retry, p.k, p.position, CASE WHEN $9::boolean IS NOT NULL THEN
+        2 * row_number() OVER (PARTITION BY p.retry ORDER BY p.position, p.level) - (p.retry = $9::boolean)::int
+      END AS lap
+      FROM placed p
+      ORDER BY lap, p.position, p.level
+      LIMIT (SELECT slots FROM room)
+    ) l
+    LIMIT 512
+  ) l
+),
+quota AS (
+  SELECT level, retry, count(*) AS tasks, array_agg(turn ORDER BY k) AS turns FROM line GROUP BY level, retry
 ),
 picked AS MATERIALIZED (
-  SELECT t.task_id, t.task_version, t.id, t.attempt, t.has_blocked, t.level, t.place, quota.start, quota.stride
+  SELECT t.task_id, t.task_version, t.id, t.attempt, t.has_blocked, t.place, quota.level, quota.retry, quota.turns
   FROM quota
   CROSS JOIN LATERAL (
-    SELECT t.task_id, t.task_version, t.id, t.attempt, t.has_blocked, t.level, t.place
+    SELECT t.task_id, t.task_version, t.id, t.attempt, t.has_blocked, t.place
     FROM (
-      SELECT t.task_id, t.task_version, t.id, t.attempt, t.has_blocked, t.level, t.place
+      SELECT t.task_id, t.task_version, t.id, t.attempt, t.has_blocked, t.place
       FROM task_scheduler_tasks t
-      WHERE t.queue = $1 AND t.level = quota.level AND t.status = 0 AND t.hold = 0
+      WHERE t.queue = $1 AND t.level = quota.level AND (t.retry_count > 0) = quota.retry AND t.status = 0 AND t.hold = 0
         AND NOT EXISTS (
           SELECT 1
           FROM task_scheduler_tasks h
@@ -84,19 +135,29 @@ picked AS MATERIALIZED (
     LIMIT quota.tasks
   ) t
 ),
-numbered AS (
-  SELECT p.task_id, p.task_version, p.id, p.has_blocked, p.attempt + 1 AS number,
-         row_number() OVER (ORDER BY p.position, p.level)::int AS turn
+numbered AS MATERIALIZED (
+  SELECT p.task_id, p.task_version, p.id, p.has_blocked, p.retry, p.attempt + 1 AS number, p.turn, room.urls[p.turn] AS url,
+         ($2::text[])[p.turn] AS attempt_id
   FROM (
-    SELECT *, start + row_number() OVER (PARTITION BY level ORDER BY place) * stride AS position
+    SELECT *, turns[row_number() OVER (PARTITION BY level, retry ORDER BY place)] AS turn
     FROM (SELECT * FROM picked LIMIT 512) p
   ) p
+  CROSS JOIN room
+),
+counted AS (
+  UPDATE targets g
+  SET not_before = CASE WHEN g.failures > 0 THEN docsched_now() + docsched_left_alone_ms(g.failures + 1)
+        ELSE g.not_before END,
+      ramp_claimed = g.ramp_claimed + used.tasks
+  FROM (SELECT n.url, count(*)::int AS tasks FROM numbered n JOIN held ON held.url = n.url GROUP BY n.url) used
+  WHERE g.url = used.url
+  RETURNING g.url, g.not_before
 ),
 clock AS MATERIALIZED (SELECT docsched_now() AS now),
 opened AS (
-  INSERT INTO attempts (attempt_id, task_row_id, queue, task_id, task_version, number, target, claimed_at, deadline,
+  INSERT INTO attempts (attempt_id, task_row_id, queue, task_id, task_version, number, target, retry, claimed_at, deadline,
     max_deadline)
-  SELECT ($2::text[])[n.turn], n.id, $1, n.task_id, n.task_version, n.number, $7, clock.now,
+  SELECT n.attempt_id, n.id, $1, n.task_id, n.task_version, n.number, n.url, n.retry, clock.now,
          clock.now + room.processing_expired_ms,
          clock.now + greatest(room.processing_max_ms, room.processing_expired_ms)
   FROM numbered n
@@ -105,20 +166,25 @@ opened AS (
 ),
 claimed AS (
   UPDATE task_scheduler_tasks t
-  SET status = 1, attempt = n.number, attempt_id = ($2::text[])[n.turn], started_at = clock.now,
+  SET status = 1, attempt = n.number, attempt_id = n.attempt_id, started_at = clock.now,
       deadline = clock.now + room.processing_expired_ms, has_blocked = false, next_retry_time = NULL,
-      update_at = clock.now
+      update_at = greatest(clock.now, t.update_at + 1)
   FROM numbered n
   CROSS JOIN clock
   CROSS JOIN room
   WHERE t.queue = $1 AND t.task_id = n.task_id AND t.task_version = n.task_version AND t.status = 0
   RETURNING n.turn, t.attempt_id, t.task_id, t.task_version, t.priority, t.level, t.attempt, t.deadline, t.payload,
-            t.traceparent, t.create_at, t.pending_since, t.started_at, n.has_blocked
+            t.traceparent, t.create_at, t.pending_since, t.started_at, n.has_blocked, n.retry, n.url
 )
 SELECT CASE WHEN room.slots IS NULL THEN 'fenced' WHEN room.slots = 0 THEN 'waiting' ELSE 'open' END AS gate,
-       greatest(0, room.not_before - docsched_now())::int AS wait_ms, coalesce(room.failures, 0) AS failures, (SELECT coalesce(sum(tasks), 0)::int FROM quota) AS wanted,
+       coalesce(room.slots, 0) AS slots, (SELECT count(*)::int FROM line) AS wanted,
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('url', a.url, 'failures', a.failures, 'failed_at', a.failed_at,
+                 'error', a.error, 'wait_ms', greatest(0, coalesce(counted.not_before, a.not_before) - a.now))), '[]')
+        FROM asked a
+        LEFT JOIN counted ON counted.url = a.url
+        WHERE a.room IS NOT NULL) AS records,
        c.attempt_id, c.task_id, c.task_version, c.priority, c.level, c.attempt, c.deadline, c.payload, c.traceparent,
-       c.create_at, c.pending_since, c.started_at, c.has_blocked
+       c.create_at, c.pending_since, c.started_at, c.has_blocked, c.retry, c.url
 FROM (SELECT 1) one
 LEFT JOIN room ON true
 LEFT JOIN claimed c ON true

@@ -1,4 +1,3 @@
--- Tasks by queue, state and hold, for the gauges. Reads the whole table's status column: the sampler paces itself.
-SELECT t.queue, t.status, t.hold, count(*)::int AS tasks
-FROM task_scheduler_tasks t
-GROUP BY t.queue, t.status, t.hold
+-- Tasks by queue, state and hold, for the gauges: exact, without a look at the tasks (schema/functions/stats.sql).
+SELECT n.queue, n.status, n.hold, n.tasks::float8 AS tasks
+FROM task_counts_now n

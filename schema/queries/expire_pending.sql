@@ -11,9 +11,11 @@ WITH late AS (
   FOR UPDATE OF t SKIP LOCKED
 )
 UPDATE task_scheduler_tasks t
-SET status = 3, reason = 'pending_expired', status_code = NULL, hold = 0, has_blocked = false, ready_at = NULL, next_retry_time = NULL,
-    status_msg = 'not pushed within ' || (SELECT q.pending_expired_ms FROM queues q WHERE q.queue = $1) || ' ms of becoming due',
-    finished_at = docsched_now(), update_at = docsched_now()
+SET status = 3, reason = 'pending_expired', status_code = NULL, hold = 0, has_blocked = false, ready_at = NULL,
+    next_retry_time = NULL,
+    status_msg =
+      'not pushed within ' || (SELECT q.pending_expired_ms FROM queues q WHERE q.queue = $1) || ' ms of becoming due',
+    finished_at = docsched_now(), update_at = greatest(docsched_now(), t.update_at + 1)
 FROM late
 WHERE t.queue = $1 AND t.task_id = late.task_id AND t.task_version = late.task_version AND t.status = 0
 RETURNING t.queue, t.task_id, t.task_version, late.has_blocked

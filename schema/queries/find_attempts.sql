@@ -4,7 +4,7 @@
 SELECT a.attempt_id, a.task_id, a.task_version, coalesce(t.priority, 5) AS priority, coalesce(t.level, 5) AS level,
        a.number AS attempt, a.deadline, coalesce(t.payload, 'null') AS payload, t.traceparent,
        coalesce(t.create_at, a.claimed_at) AS create_at, coalesce(t.pending_since, a.claimed_at) AS pending_since,
-       a.claimed_at AS started_at, true AS has_blocked, t.task_id IS NULL AS cancelled
+       a.claimed_at AS started_at, true AS has_blocked, a.retry, a.target AS url, t.task_id IS NULL AS cancelled
 FROM attempts a
 LEFT JOIN task_scheduler_tasks t
   ON t.queue = a.queue AND t.task_id = a.task_id AND t.task_version = a.task_version

@@ -2,6 +2,9 @@
 -- $1 attempt_id text  $2 percent real  $3 message text
 -- Returns one row a known attempt: closed, cancel_requested (its task does not name it any more: nothing is extended),
 -- deadline.
+-- The attempt's deadline is the one that counts; the task's is for show. With it the task's revision moves on, so that
+-- whoever follows the task hears of the progress. A task that somebody else holds is left as it is until the next
+-- report: waiting for it would hold the attempt's lock, and with that a settle.
 WITH attempt AS (
   SELECT a.attempt_id, a.closed_at, a.deadline, a.max_deadline, a.progress_at, q.processing_expired_ms,
          t.task_id IS NULL AS cancel_requested
@@ -25,12 +28,19 @@ stored AS (
     AND (a.progress_at IS NULL OR a.progress_at <= docsched_now() - 1000)
   RETURNING a.attempt_id, a.queue, a.task_id, a.task_version, a.deadline
 ),
+task AS MATERIALIZED (
+  SELECT t.queue, t.task_id, t.task_version, s.deadline
+  FROM stored s
+  JOIN task_scheduler_tasks t
+    ON t.queue = s.queue AND t.task_id = s.task_id AND t.task_version = s.task_version
+    AND t.status = 1 AND t.attempt_id = s.attempt_id
+  FOR UPDATE OF t SKIP LOCKED
+),
 shown AS (
   UPDATE task_scheduler_tasks t
-  SET deadline = s.deadline
-  FROM stored s
-  WHERE t.queue = s.queue AND t.task_id = s.task_id AND t.task_version = s.task_version
-    AND t.status = 1 AND t.attempt_id = s.attempt_id
+  SET deadline = task.deadline, update_at = greatest(docsched_now(), t.update_at + 1)
+  FROM task
+  WHERE t.queue = task.queue AND t.task_id = task.task_id AND t.task_version = task.task_version
 )
 SELECT p.closed_at IS NOT NULL AS closed, p.cancel_requested, coalesce(s.deadline, p.deadline) AS deadline
 FROM attempt p

@@ -10,7 +10,7 @@ WITH floor AS (
 )
 UPDATE task_scheduler_tasks t
 SET status = 0, hold = 1, ready_at = docsched_now(), place = nextval('task_ids'), level = t.priority, retry_count = 0,
-    pending_since = docsched_now(), update_at = docsched_now(), run_at = NULL, next_retry_time = NULL,
+    pending_since = docsched_now(), update_at = greatest(docsched_now(), t.update_at + 1), run_at = NULL, next_retry_time = NULL,
     finished_at = NULL, reason = NULL, status_code = NULL, status_msg = NULL, result = NULL
 FROM floor
 WHERE t.queue = floor.queue AND t.task_id = floor.task_id AND t.task_version = $3 AND t.status IN (3, 4)

@@ -1,7 +1,8 @@
 -- Closes attempts and moves their tasks: the one statement for callbacks, push answers and time-outs.
 -- $1 attempt_id text[] (no duplicates)  $2 verdict text[]  $3 status_code bigint[]  $4 status_msg text[]
 -- $5 result text[]  $6 after_ms bigint[]: busy only, not before now + after_ms
--- Returns one row an attempt that was open and is closed now; applied is false when its task had moved on (cancelled).
+-- Returns one row an attempt that was open: closed now, applied is false when its task had moved on (cancelled); or
+-- locked, and nothing changed.
 --
 -- verdict            | task
 -- success            | Success
@@ -10,10 +11,18 @@
 -- busy, broken, unsent               | Pending, no retry counted, pending_since stays
 -- cancel_done        | none: only an attempt whose task was cancelled
 -- 'expired' closes only what is past its deadline at this moment: a progress may have moved it.
+-- Policy `stop`: what would be Pending again is Stopped when a higher version was accepted (floors outlive rows). A
+-- submit of the higher version that is not committed yet is seen by the promotion, which all that is Pending again
+-- goes through. Queues of policy `keep` look nothing up.
 --
--- Locks attempts in id order, then tasks in key order; whoever comes second sees the attempt closed and changes
--- nothing. The lookup goes through the two primary keys: `outcome IS NULL` says the same as `closed_at IS NULL`, but does
--- not tempt the planner to walk attempts_open with all its dead entries.
+-- Locks attempts in id order, waiting; whoever comes second sees the attempt closed and changes nothing. Tasks that
+-- somebody else holds (a submitter's own transaction, say) are skipped, so that nobody else of the group waits for them:
+-- an attempt that its task still names stays open and is reported as locked.
+-- The lookup goes through the two primary keys: `outcome IS NULL` says the same as `closed_at IS NULL`, but does not
+-- tempt the planner to walk attempts_open with all its dead entries; LATERAL, or a group of a hundred would be joined
+-- by reading a whole table that is not large yet. What became of an attempt is told apart by NOT IN and UNION ALL, not by
+-- a join of held and decided, which the planner, guessing one row, does in quadratic time. Never UPDATE .. FROM (..
+-- UNION ALL ..): for a row that changed since the snapshot (its acceptance was noted) PostgreSQL then updates nothing.
 WITH held AS MATERIALIZED (
   SELECT a.attempt_id, a.queue, a.task_id, a.task_version, a.claimed_at, a.number, a.target,
          v.status_code, v.status_msg, v.result, v.after_ms,
@@ -22,34 +31,39 @@ WITH held AS MATERIALIZED (
            WHEN a.accepted_at IS NULL THEN 'in_doubt_expired'
            ELSE 'processing_expired'
          END AS verdict
-  FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::bigint[])
-    AS v (attempt_id, verdict, status_code, status_msg, result, after_ms)
-  JOIN attempts a ON a.attempt_id = v.attempt_id
-  WHERE a.outcome IS NULL
-    AND (v.verdict <> 'expired' OR a.deadline < docsched_now())
-    AND (v.verdict <> 'cancel_done' OR NOT EXISTS (
-      SELECT 1 FROM task_scheduler_tasks t
-      WHERE t.queue = a.queue AND t.task_id = a.task_id AND t.task_version = a.task_version
-        AND t.attempt_id = a.attempt_id))
-  ORDER BY a.attempt_id
-  FOR UPDATE OF a
+  FROM (
+    SELECT v.attempt_id, v.verdict, v.status_code, v.status_msg, v.result, v.after_ms
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::bigint[])
+      AS v (attempt_id, verdict, status_code, status_msg, result, after_ms)
+    ORDER BY v.attempt_id COLLATE "C"
+  ) v
+  CROSS JOIN LATERAL (
+    SELECT a.attempt_id, a.queue, a.task_id, a.task_version, a.claimed_at, a.accepted_at, a.number, a.target
+    FROM attempts a
+    WHERE a.attempt_id = v.attempt_id AND a.outcome IS NULL
+      AND (v.verdict <> 'expired' OR a.deadline < docsched_now())
+      AND (v.verdict <> 'cancel_done' OR NOT EXISTS (
+        SELECT 1 FROM task_scheduler_tasks t
+        WHERE t.queue = a.queue AND t.task_id = a.task_id AND t.task_version = a.task_version
+          AND t.attempt_id = a.attempt_id))
+    FOR UPDATE OF a
+  ) a
 ),
 clock AS MATERIALIZED (SELECT docsched_now() AS now),
-decided AS MATERIALIZED (
-  SELECT h.*, clock.now, t.id, t.priority, t.create_at, t.traceparent, t.retry_count AS retries_before, q.retry_demote,
+current AS MATERIALIZED (
+  SELECT h.*, clock.now, t.retry_count, t.create_at, t.traceparent, q.retry_demote, q.version_policy,
          CASE
            WHEN h.verdict = 'success' THEN 2
            WHEN h.verdict IN ('busy', 'broken', 'unsent') THEN 0
            WHEN h.verdict IN ('refused', 'result_too_large') THEN 3
            WHEN t.retry_count < t.max_retries THEN 0
            ELSE 3
-         END AS next_status,
+         END AS wanted_status,
          h.verdict NOT IN ('busy', 'broken', 'unsent') AS counted,
-         clock.now + CASE h.verdict
-           WHEN 'busy' THEN h.after_ms
-           WHEN 'broken' THEN 0
-           WHEN 'unsent' THEN 0
-           ELSE docsched_retry_delay(q, t.retry_count)
+         clock.now + CASE
+           WHEN h.verdict = 'busy' THEN h.after_ms
+           WHEN h.verdict IN ('broken', 'unsent') THEN 0
+           WHEN h.verdict NOT IN ('success', 'refused', 'result_too_large') THEN docsched_retry_delay(q, t.retry_count)
          END AS ready_at
   FROM held h
   JOIN queues q ON q.queue = h.queue
@@ -57,20 +71,49 @@ decided AS MATERIALIZED (
   JOIN task_scheduler_tasks t
     ON t.queue = h.queue AND t.task_id = h.task_id AND t.task_version = h.task_version
     AND t.status = 1 AND t.attempt_id = h.attempt_id
-  ORDER BY t.queue, t.task_id, t.task_version
-  FOR UPDATE OF t
+  FOR UPDATE OF t SKIP LOCKED
+),
+decided AS MATERIALIZED (
+  SELECT s.*, CASE WHEN s.superseded_by IS NULL THEN s.wanted_status ELSE 4 END AS next_status
+  FROM (
+    SELECT c.*,
+           CASE WHEN c.wanted_status = 0 AND c.version_policy = 'stop' THEN (
+             SELECT f.task_version FROM version_floors f
+             WHERE f.queue = c.queue AND f.task_id = c.task_id AND f.task_version > c.task_version
+           ) END AS superseded_by
+    FROM current c
+  ) s
+),
+rest AS MATERIALIZED (
+  SELECT h.attempt_id, h.queue, h.task_id, h.task_version, h.claimed_at, h.number, h.target, h.verdict, h.status_msg,
+         clock.now,
+         coalesce((
+           SELECT t.attempt_id = h.attempt_id FROM task_scheduler_tasks t
+           WHERE t.queue = h.queue AND t.task_id = h.task_id AND t.task_version = h.task_version
+         ), false) AS locked
+  FROM held h
+  CROSS JOIN clock
+  WHERE h.attempt_id NOT IN (SELECT c.attempt_id FROM current c)
 ),
 closed AS (
   UPDATE attempts a
-  SET closed_at = clock.now,
-      outcome = CASE WHEN d.attempt_id IS NULL THEN 'cancelled' ELSE h.verdict END,
-      error = CASE WHEN h.verdict <> 'success' THEN h.status_msg END,
-      accepted_at = CASE WHEN h.verdict IN ('success', 'parser_failed', 'cancel_done')
-        THEN coalesce(a.accepted_at, clock.now) ELSE a.accepted_at END
-  FROM held h
-  LEFT JOIN decided d ON d.attempt_id = h.attempt_id
-  CROSS JOIN clock
-  WHERE a.attempt_id = h.attempt_id
+  SET closed_at = d.now,
+      outcome = d.verdict,
+      error = CASE WHEN d.verdict <> 'success' THEN d.status_msg END,
+      accepted_at = CASE WHEN d.verdict IN ('success', 'parser_failed')
+        THEN coalesce(a.accepted_at, d.now) ELSE a.accepted_at END
+  FROM decided d
+  WHERE a.attempt_id = d.attempt_id
+),
+cancelled AS (
+  UPDATE attempts a
+  SET closed_at = r.now,
+      outcome = 'cancelled',
+      error = CASE WHEN r.verdict <> 'success' THEN r.status_msg END,
+      accepted_at = CASE WHEN r.verdict IN ('success', 'parser_failed', 'cancel_done')
+        THEN coalesce(a.accepted_at, r.now) ELSE a.accepted_at END
+  FROM rest r
+  WHERE a.attempt_id = r.attempt_id AND NOT r.locked
 ),
 moved AS (
   UPDATE task_scheduler_tasks t
@@ -85,17 +128,21 @@ moved AS (
       level = least(5, t.priority + CASE
         WHEN d.next_status = 0 AND d.counted OR t.retry_count > 0 THEN d.retry_demote ELSE 0 END),
       finished_at = CASE WHEN d.next_status >= 2 THEN d.now END,
-      update_at = d.now,
-      reason = CASE WHEN d.next_status = 3 THEN d.verdict END,
-      status_code = CASE WHEN d.counted THEN d.status_code ELSE t.status_code END,
-      status_msg = CASE WHEN d.counted THEN d.status_msg ELSE t.status_msg END,
+      update_at = greatest(d.now, t.update_at + 1),
+      reason = CASE d.next_status WHEN 3 THEN d.verdict WHEN 4 THEN 'superseded' END,
+      status_code = CASE WHEN d.next_status = 4 THEN NULL WHEN d.counted THEN d.status_code ELSE t.status_code END,
+      status_msg = CASE
+        WHEN d.next_status = 4 THEN 'version ' || d.superseded_by || ' was accepted'
+        WHEN d.counted THEN d.status_msg
+        ELSE t.status_msg END,
       result = CASE WHEN d.next_status = 2 THEN d.result END
   FROM decided d
   WHERE t.queue = d.queue AND t.task_id = d.task_id AND t.task_version = d.task_version
-  RETURNING d.attempt_id
 )
-SELECT h.attempt_id, h.queue, h.task_id, h.task_version, h.number, h.verdict, d.attempt_id IS NOT NULL AS applied,
-       d.next_status AS status, d.create_at, h.claimed_at, clock.now AS closed_at, d.traceparent
-FROM held h
-CROSS JOIN clock
-LEFT JOIN decided d ON d.attempt_id = h.attempt_id
+SELECT d.attempt_id, d.queue, d.task_id, d.task_version, d.number, d.target, d.verdict, true AS applied,
+       false AS locked, d.next_status AS status, d.retry_count, d.create_at, d.claimed_at, d.now AS closed_at, d.traceparent
+FROM decided d
+UNION ALL
+SELECT r.attempt_id, r.queue, r.task_id, r.task_version, r.number, r.target, r.verdict, false,
+       r.locked, NULL, NULL, NULL, r.claimed_at, r.now, NULL
+FROM rest r

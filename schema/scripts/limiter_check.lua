@@ -1,5 +1,5 @@
 -- What the store holds, and whether it can be trusted.
--- KEYS: 1 {docsched}:limiter (hash: epoch, server)
+-- KEYS: 1 {docsched}:store (hash: epoch, server)
 -- Returns: {epoch or false, 1 when this very server wrote it else 0, maxmemory policy}
 -- server = run_id + master_replid: a restart changes the first; a promotion changes the second, also when a server
 -- was demoted, overwritten by a lagging replica's data and promoted again.

@@ -1,8 +1,8 @@
 -- All slots, for a reconciliation.
--- KEYS: 1 {docsched}:limiter, 2 {docsched}:queues
+-- KEYS: 1 {docsched}:store, 2 {docsched}:queues
 -- ARGV: 1 epoch
--- Returns: {now, queue, {id, touched_at, id, touched_at ..}, queue, {..} ..}; false when this is not the epoch or the
--- data was lost. The slot keys are not declared: their names are in KEYS[2], and all carry the one hash tag.
+-- Returns: {now, queue, {id, touched_at, id, touched_at ..}, queue, {..} ..}, as in limiter_acquire.lua; false when this is
+-- not the epoch or the data was lost. The slot keys are not declared: their names are in KEYS[2], all carry one hash tag.
 local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
   .. string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 local held = redis.call('HMGET', KEYS[1], 'epoch', 'server')

@@ -1,5 +1,5 @@
 -- Slots in use.
--- KEYS: 1 {docsched}:limiter, 2.. {docsched}:slots:<queue>
+-- KEYS: 1 {docsched}:store, 2.. {docsched}:slots:<queue>
 -- ARGV: 1 epoch
 -- Returns: the values, in the order of the keys; false when this is not the epoch or the data was lost
 local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')

@@ -3,7 +3,7 @@
  */
 import { Router } from 'express';
 import { AppError, toAppError, toProblem } from '../errors.ts';
-import { bodyOf, ENVELOPE_BYTES, readBytes, sendJson } from '../http.ts';
+import { bodyOf, ENVELOPE_BYTES, readBytes, readUpTo, sendJson } from '../http.ts';
 import { elementStarts, memberText, parseBody } from '../json.ts';
 import type { Queues } from '../queues.ts';
 import { readTraceparent, startSpan } from '../trace.ts';
@@ -13,18 +13,19 @@ import type { Inserter, Submit } from './inserter.ts';
 export type InserterRouteDeps = {
   inserter: Inserter;
   queues: Queues;
-  /** Largest body of one submit and of a batch, bytes. */
-  payloadMaxBytes: number;
+  /** Largest body of a batch, bytes. */
   batchMaxBytes: number;
 };
 
 /** A submit that has no trace yet. */
 type Checked = Omit<Submit, 'traceparent'>;
 
-export function createInserterRoutes({ inserter, queues, payloadMaxBytes, batchMaxBytes }: InserterRouteDeps): Router {
+export function createInserterRoutes({ inserter, queues, batchMaxBytes }: InserterRouteDeps): Router {
   const router = Router();
+  // The queue is known only once the body is read.
+  const maxBytes = () => Math.max(...queues.all().map((queue) => queue.payload_max_bytes)) + ENVELOPE_BYTES;
 
-  router.post('/v1/tasks', readBytes(payloadMaxBytes + ENVELOPE_BYTES, 'payload_too_large'), async (req, res) => {
+  router.post('/v1/tasks', readUpTo(maxBytes, 'payload_too_large'), async (req, res) => {
     const { value, text } = parseBody(bodyOf(req));
     const submit = readSubmit(value, text, 0, '');
     const outcome = await traced([submit], req.get('traceparent'), ([only]) => inserter.submit(only!));

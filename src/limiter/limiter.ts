@@ -1,31 +1,51 @@
 /**
- * The concurrency limiter: never more confirmed open attempts of a queue than its limit.
+ * The concurrency limiter: never more confirmed open attempts of a queue than its limit, of these never more retries
+ * than their share, and over all queues never more than the global limit.
  *
  * The life of a slot, and whose word moves it:
- *   free -> held       acquire, before the claim: only while the value is below the limit
- *   held -> confirmed  confirm, after the claim's commit: only while the value is at most the limit; then it is pushed
+ *   free -> held       acquire, before the claim: only while there is room (below)
+ *   held -> confirmed  confirm, after the claim's commit: only while no bound is exceeded; then it is pushed
  *   -> free            release, after the commit that closed the attempt (or at once for an id no task was found for);
  *                      reconcile, when PostgreSQL knows no open attempt for it (reconcile.ts); a rebuild (opening.ts)
- * Slots never expire. The only clock is the store's, used to tell how long a slot was not touched.
+ * Slots never expire. The only clock is the store's, used to tell how long a slot was not touched, and a want's end.
+ *
+ * Marks. A retry's slot holds a mark, and there are Limits.retries of them. Which tasks are claimed is known only after
+ * the acquire: it reserves as many marks as are free, on any of its slots, and says how many; the claim takes no more
+ * retries than that; the confirmation moves the marks to them and frees the rest. A mark lives and goes with its slot.
+ *
+ * Room, when there is a global limit: the total is below it, and the queue is below its guaranteed part, or the slot is
+ * not owed to others. An acquire that comes short leaves a want: to grow, within the guaranteed part, by what it asked
+ * for. What a queue lacks of that is owed to it. So borrowers get nothing as their slots come back, until those to whom
+ * they are owed have taken them; and a queue that is at its part and has more to do keeps it. A want ends when slots
+ * come back unused (there was nothing to claim), and by itself: who stopped asking lends its part again. Nobody
+ * is preempted.
  *
  * Why it holds. In the store in force every confirmed open attempt has a slot: a rebuild starts from all open
  * attempts, a release comes after the closing commit, and reconciliation drops nothing that is open or was touched
  * since it looked. A confirmation succeeds only when, its own slot counted, the value is at most the limit. So after
  * each confirmation the confirmed open attempts are at most the limit, whatever value stood there before.
+ * The same argument, word for word, with the slots of all queues for the global limit, and with the marks for the
+ * share: every confirmed open retry has a mark, because confirm sets it, and rebuild and reconciliation set it by
+ * attempts.retry, which the claim wrote and nobody changes. Acquire alone would not do: what it counted can be lost
+ * and come back (next).
  *   - Why confirm may refuse a slot that is there: an instance stopped between acquire and commit can lose its slot to
  *     somebody else; when it wakes and commits, its attempt is open, and reconciliation adds it above the limit, as it
- *     must, for the attempt is open. It must not be pushed, and is not: the value is above the limit.
+ *     must, for the attempt is open. It must not be pushed, and is not: the value is above the limit. So with the total
+ *     (whichever queue confirms then is refused, and its slot comes off the total) and with the marks.
  *   - Why a store no longer in force may still confirm: the new store counted every attempt claimed under the old epoch
  *     from its first moment, confirmed or not, and no more can be claimed. So each of its confirmations already left
  *     room for all that the old store may yet confirm; and those that only the old store makes are bounded by it.
+ *   - Wants are about order, never about safety: losing them (a rebuild does) or reading old ones exceeds nothing.
  *
  * Crash after acquire: reconciliation drops the slot after ACQUIRE_TTL_MS. After the claim: the watcher closes the
- * attempt at its deadline and releases. After the closing commit: reconciliation again. The store away: acquire and
- * confirm throw, releases are kept in memory until it is back, and what is forgotten there is reconciliation's.
+ * attempt at its deadline and releases; reconciliation puts its mark right. After the closing commit: reconciliation
+ * again. The store away: acquire and confirm throw, releases are kept in memory until it is back, and what is forgotten
+ * there is reconciliation's.
  */
 import type { Db } from '../db.ts';
 import type { Log } from '../log.ts';
-import type { Backend } from './backend.ts';
+import type { Limits } from '../queues.ts';
+import type { Backend, Granted } from './backend.ts';
 import { createOpening, type Look, MAX_BATCH } from './opening.ts';
 import { reconcile } from './reconcile.ts';
 import { createUndelivered } from './undelivered.ts';
@@ -50,21 +70,27 @@ export type LimiterState = {
  */
 export type QueueDrift = { queue: string; dropped: number; added: number; drift: number };
 
+/** What became of the ids of an acquire. */
+export type Batch = { claimed: readonly string[]; retries: readonly string[]; unused: readonly string[] };
+
 export type Limiter = {
   /**
-   * Takes up to ids.length (1..512) slots of the queue under these fresh attempt ids; never lifts the value above
-   * `limit`. Returns the granted ids, a prefix of `ids`; [] when full. An id already held counts as granted, once.
+   * Takes up to ids.length (1..512) slots of the queue under these new attempt ids; never lifts the queue's value above
+   * its limit, nor the total above the global one. Ask for what there is work for: what is not granted of it, others
+   * may have to leave to this queue. Answers the granted ids, a prefix of `ids` ([] when full; an id already held counts
+   * as granted, once), and how many of these slots may be used for retries, whichever.
    * Throws LimiterClosed when the store is closed, degraded or away: ids it may have taken all the same are released
    * when it is back, so they must not be used again.
    */
-  acquire(queue: string, ids: readonly string[], limit: number): Promise<string[]>;
+  acquire(queue: string, ids: readonly string[], limits: Limits): Promise<Granted>;
   /**
-   * After the claim commit. A present id keeps its slot while the value is at most `limit`, else the slot is given
-   * back and the id is lost; an absent id takes a free slot, else is lost. `unused` ids are released in the same call.
-   * At most 512 ids in all. Returns the lost ids: their attempts must be closed unsent, and then released like any
-   * other (reconciliation may have given them a slot in between). Throws LimiterClosed: then all of them are lost.
+   * After the claim commit. A present id keeps its slot while no bound is exceeded, else the slot is given back and the
+   * id is lost; an absent id takes a free slot, else is lost. `retries`, those of `claimed` that are retries, hold the
+   * marks from now on. `unused` ids are released in the same call. At most 512 ids in all. Returns the lost ids: their
+   * attempts must be closed unsent, and then released like any other (reconciliation may have given them a slot in
+   * between). Throws LimiterClosed: then all of them are lost.
    */
-  confirm(queue: string, claimed: readonly string[], unused: readonly string[], limit: number): Promise<string[]>;
+  confirm(queue: string, batch: Batch, limits: Limits): Promise<string[]>;
   /** After the closing commit; any number. Idempotent. Never throws: what cannot be delivered now is kept for later. */
   release(queue: string, ids: readonly string[]): Promise<void>;
   /** Slots in use. Every queue asked for is in the answer. Throws LimiterClosed. */
@@ -89,6 +115,8 @@ export type LimiterDeps = {
   instanceId: string;
   /** A slot without an open attempt is dropped once it is older than this (ms). Above the longest claim. */
   acquireTtlMs: number;
+  /** How long a queue that came short is waited for by borrowers (ms). Above the time after which pushers ask again. */
+  wantTtlMs: number;
   /** Slots may be taken again: there may be work waiting. */
   onOpen: () => void;
 };
@@ -101,7 +129,8 @@ export class LimiterClosed extends Error {
   }
 }
 
-export function createLimiter({ backend, db, log, instanceId, acquireTtlMs, onOpen }: LimiterDeps): Limiter {
+export function createLimiter(deps: LimiterDeps): Limiter {
+  const { backend, db, log, instanceId, acquireTtlMs, wantTtlMs, onOpen } = deps;
   const opening = createOpening({ backend, db, log, instanceId });
   const undelivered = createUndelivered();
   let status: LimiterState['status'] = 'closed';
@@ -114,16 +143,19 @@ export function createLimiter({ backend, db, log, instanceId, acquireTtlMs, onOp
   let started = false;
 
   return {
-    acquire: (queue, ids, limit) =>
+    acquire: (queue, ids, limits) =>
       call(
-        (inForce) => backend.acquire(inForce, queue, ids, limit),
+        (inForce) => backend.acquire(inForce, queue, ids, limits, wantTtlMs),
         () => undelivered.add(queue, ids),
       ),
-    confirm: (queue, claimed, unused, limit) =>
-      call(
-        (inForce) => backend.confirm(inForce, queue, claimed, unused, limit),
+    confirm: (queue, { claimed, retries, unused }, limits) => {
+      const isRetry = new Set(retries);
+      const fresh = claimed.filter((id) => !isRetry.has(id));
+      return call(
+        (inForce) => backend.confirm(inForce, queue, { fresh, retries, unused }, limits),
         () => undelivered.add(queue, unused),
-      ),
+      );
+    },
     release,
     usage: async (queues) => {
       const values = await call((inForce) => backend.usage(inForce, queues));

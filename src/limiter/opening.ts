@@ -29,7 +29,7 @@
 import { randomBytes } from 'node:crypto';
 import type { Db } from '../db.ts';
 import type { Log } from '../log.ts';
-import type { Backend, OpenAttempts } from './backend.ts';
+import type { Backend, Lanes, OpenAttempts } from './backend.ts';
 
 /** A store not proven for this long is no longer in force; three missed proofs. */
 const STALE_MS = 3_000;
@@ -53,25 +53,25 @@ export function planOpening(held: Held, inForce: StateRow | undefined, instanceI
 
 /** Open attempts as PostgreSQL has them now. */
 export async function readOpenAttempts(db: Db): Promise<OpenAttempts> {
-  const rows = await db.query<{ queue: string; ids: string[] }>('limiter_find_open', []);
-  return new Map(rows.map(({ queue, ids }) => [queue, ids]));
+  const rows = await db.query<{ queue: string } & Lanes>('limiter_find_open', []);
+  return new Map(rows.map(({ queue, fresh, retries }) => [queue, { fresh, retries }]));
 }
 
-/** Gives back what was added for attempts that are closed by now. Returns how many, null when the epoch is lost. */
+/** Gives back those of the queue's ids whose attempts are closed by now. Returns how many, null when the epoch is lost. */
 export async function releaseClosed(
   { db, backend }: Pick<OpeningDeps, 'db' | 'backend'>,
   epoch: string,
-  added: OpenAttempts,
+  queue: string,
+  added: readonly string[],
 ): Promise<number | null> {
+  if (added.length === 0) return 0;
+  const rows = await db.query<{ attempt_id: string }>('limiter_find_closed', [added]);
   let released = 0;
-  for (const [queue, ids] of added) {
-    const rows = ids.length > 0 ? await db.query<{ attempt_id: string }>('limiter_find_closed', [ids]) : [];
-    for (let i = 0; i < rows.length; i += MAX_BATCH) {
-      const batch = rows.slice(i, i + MAX_BATCH).map((row) => row.attempt_id);
-      const count = await backend.release(epoch, queue, batch);
-      if (count === null) return null;
-      released += count;
-    }
+  for (let i = 0; i < rows.length; i += MAX_BATCH) {
+    const batch = rows.slice(i, i + MAX_BATCH).map((row) => row.attempt_id);
+    const count = await backend.release(epoch, queue, batch);
+    if (count === null) return null;
+    released += count;
   }
   return released;
 }
@@ -101,12 +101,16 @@ export function createOpening({ backend, db, log, instanceId }: OpeningDeps): { 
     if (bumped.length === 0) return;
     const open = await readOpenAttempts(db);
     if (!(await backend.rebuild(held.epoch, epoch, open))) return;
-    const closed = await releaseClosed({ db, backend }, epoch, open);
+    let openAttempts = 0;
+    for (const [queue, { fresh, retries }] of open) {
+      const ids = [...fresh, ...retries];
+      openAttempts += ids.length - ((await releaseClosed({ db, backend }, epoch, queue, ids)) ?? 0);
+    }
     log.info({
       event: 'limiter_rebuilt',
       backend: backend.name,
       replaced: inForce?.backend ?? null,
-      open_attempts: [...open.values()].reduce((sum, ids) => sum + ids.length, -(closed ?? 0)),
+      open_attempts: openAttempts,
       duration_ms: Math.round(performance.now() - startedAt),
     });
   }

@@ -1,13 +1,16 @@
 /**
- * Slots in Redis: one sorted set a queue (attempt id by the server's time of the last touch), changed by Lua scripts
+ * Slots in Redis: one sorted set a queue (attempt id by the server's time of the last touch, negative while the slot holds
+ * a mark), and beside it what would cost too much to count each time: marks by queue, the total. Changed by Lua scripts
  * only. Each script first makes sure that the epoch is the caller's and that this very server process wrote it, which
  * costs it about 6 µs and makes a restart, restore or failover visible to the very next call.
  */
 import type { Redis } from '../redis.ts';
-import type { Backend } from './backend.ts';
+import type { Backend, Slot } from './backend.ts';
 
-const LIMITER = '{docsched}:limiter';
+const STORE = '{docsched}:store';
 const QUEUES = '{docsched}:queues';
+const RETRIES = '{docsched}:retries';
+const WANTS = '{docsched}:wants';
 const slotsOf = (queue: string): string => `{docsched}:slots:${queue}`;
 
 /** How long a start waits for the first connection before it goes on without one. */
@@ -41,7 +44,7 @@ export function createRedisBackend({ redis }: { redis: Redis }): Backend {
   return {
     name: 'redis',
     check: async () => {
-      const [epoch, trusted, policy] = (await redis.script('limiter_check', [LIMITER], [])) as [
+      const [epoch, trusted, policy] = (await redis.script('limiter_check', [STORE], [])) as [
         string | null,
         number,
         string,
@@ -49,45 +52,56 @@ export function createRedisBackend({ redis }: { redis: Redis }): Backend {
       if (policy !== 'noeviction') throw new UnfitRedisError(unfit(policy));
       return { epoch, valid: trusted === 1 };
     },
-    acquire: (epoch, queue, ids, limit) => onQueue('limiter_acquire', queue, [epoch, queue, limit, ...ids]),
-    confirm: (epoch, queue, claimed, unused, limit) =>
-      onQueue('limiter_confirm', queue, [epoch, queue, limit, claimed.length, ...claimed, ...unused]),
-    release: async (epoch, queue, ids) =>
-      (await redis.script('limiter_release', [LIMITER, slotsOf(queue)], [epoch, ...ids])) as number | null,
+    acquire: async (epoch, queue, ids, { limit, retries, global, guaranteed }, wantTtlMs) => {
+      const args = [limit, retries, global, guaranteed, wantTtlMs, ...ids];
+      const answer = await onQueue<[string[], number]>('limiter_acquire', epoch, queue, args);
+      return answer && { ids: answer[0], retries: answer[1] };
+    },
+    confirm: (epoch, queue, batch, { limit, retries, global }) => {
+      const counts = [batch.retries.length, batch.fresh.length];
+      const args = [limit, retries, global, ...counts, ...batch.retries, ...batch.fresh, ...batch.unused];
+      return onQueue<string[]>('limiter_confirm', epoch, queue, args);
+    },
+    release: (epoch, queue, ids) => onQueue<number>('limiter_release', epoch, queue, ids),
     usage: async (epoch, queues) =>
-      (await redis.script('limiter_usage', [LIMITER, ...queues.map(slotsOf)], [epoch])) as number[] | null,
+      (await redis.script('limiter_usage', [STORE, ...queues.map(slotsOf)], [epoch])) as number[] | null,
     list: async (epoch) => {
-      const answer = (await redis.script('limiter_list', [LIMITER, QUEUES], [epoch])) as (string | string[])[] | null;
+      const answer = (await redis.script('limiter_list', [STORE, QUEUES], [epoch])) as (string | string[])[] | null;
       if (answer === null) return null;
       const [takenAt, ...pairs] = answer;
-      const slots = new Map<string, Map<string, number>>();
-      for (let i = 0; i < pairs.length; i += 2) slots.set(pairs[i] as string, touchedAt(pairs[i + 1] as string[]));
+      const slots = new Map<string, Map<string, Slot>>();
+      for (let i = 0; i < pairs.length; i += 2) slots.set(pairs[i] as string, slotsFrom(pairs[i + 1] as string[]));
       return { takenAt: Number(takenAt), slots };
     },
-    repair: async (epoch, queue, cutoff, drop, add) => {
-      const answer = await onQueue<[number, string[]]>('limiter_repair', queue, [
-        epoch,
-        queue,
-        cutoff,
-        drop.join(' '),
-        add.join(' '),
-      ]);
+    repair: async (epoch, queue, cutoff, drop, { fresh, retries }) => {
+      const args = [cutoff, drop.join(' '), retries.join(' '), fresh.join(' ')];
+      const answer = await onQueue<[number, string[]]>('limiter_repair', epoch, queue, args);
       return answer && { dropped: answer[0], added: answer[1] };
     },
     rebuild: async (observed, epoch, open) => {
-      const packed = [...open].flatMap(([queue, ids]) => [queue, ids.join(' ')]);
-      return (await redis.script('limiter_rebuild', [LIMITER, QUEUES], [observed ?? '', epoch, ...packed])) === 1;
+      const packed = [...open].flatMap(([queue, { fresh, retries }]) => [queue, retries.join(' '), fresh.join(' ')]);
+      const keys = [STORE, QUEUES, RETRIES, WANTS];
+      return (await redis.script('limiter_rebuild', keys, [observed ?? '', epoch, ...packed])) === 1;
     },
   };
 
-  async function onQueue<T = string[]>(script: string, queue: string, args: (string | number)[]): Promise<T | null> {
-    return (await redis.script(script, [LIMITER, slotsOf(queue), QUEUES], args)) as T | null;
+  async function onQueue<T>(
+    script: string,
+    epoch: string,
+    queue: string,
+    args: readonly (string | number)[],
+  ): Promise<T | null> {
+    const keys = [STORE, slotsOf(queue), QUEUES, RETRIES, WANTS];
+    return (await redis.script(script, keys, [epoch, queue, ...args])) as T | null;
   }
 }
 
-/** [id, score, id, score ..] as Redis answers WITHSCORES. */
-function touchedAt(flat: readonly string[]): Map<string, number> {
-  const slots = new Map<string, number>();
-  for (let i = 0; i < flat.length; i += 2) slots.set(flat[i]!, Number(flat[i + 1]));
+/** [id, touched_at, id, touched_at ..] as Redis answers WITHSCORES. */
+function slotsFrom(flat: readonly string[]): Map<string, Slot> {
+  const slots = new Map<string, Slot>();
+  for (let i = 0; i < flat.length; i += 2) {
+    const touchedAt = Number(flat[i + 1]);
+    slots.set(flat[i]!, { touchedAt: Math.abs(touchedAt), retry: touchedAt < 0 });
+  }
   return slots;
 }

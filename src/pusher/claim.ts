@@ -9,8 +9,10 @@ import { randomBytes } from 'node:crypto';
 import { type Db, wasRolledBack } from '../db.ts';
 import type { Limiter } from '../limiter/limiter.ts';
 import type { Log } from '../log.ts';
-import type { Queue } from '../queues.ts';
+import type { Limits, Queue, Target } from '../queues.ts';
 import type { Chooser } from './chooser.ts';
+import type { TargetRecord } from './circuits.ts';
+import type { Targets } from './targets.ts';
 
 /** A claimed row, as claim_tasks.sql returns it; bigints as decimal text. */
 export type ClaimedTask = {
@@ -22,22 +24,32 @@ export type ClaimedTask = {
   attempt: number;
   deadline: string;
   payload: string;
-  traceparent: string;
+  /** Null when it was submitted in SQL without one. */
+  traceparent: string | null;
   create_at: string;
   pending_since: string;
   started_at: string;
   has_blocked: boolean;
+  /** Holds a slot of the retries' share. */
+  retry: boolean;
+  /** Where this attempt is pushed. */
+  target: Target;
   /** Only after a look-up: the task was cancelled since, nothing is to be sent. */
   cancelled?: boolean;
 };
 
-type ClaimRow = Omit<ClaimedTask, 'attempt_id'> & {
+type ClaimRow = Omit<ClaimedTask, 'attempt_id' | 'target'> & {
   gate: 'open' | 'fenced' | 'waiting';
   attempt_id: string | null;
-  wait_ms: number | null;
-  failures: number;
+  url: string;
+  /** Slots that the targets took. */
+  slots: number;
+  /** Tasks that the line offered for them. */
   wanted: number;
+  /** Of the targets that may not take all now; null when nothing was learned of any. */
+  records: TargetRecord[] | null;
 };
+type Slots = Awaited<ReturnType<Limiter['acquire']>>;
 
 export type ClaimRound = {
   /** To be pushed, in the order of the line. */
@@ -48,76 +60,85 @@ export type ClaimRound = {
   claimedAt: number;
   /** There is more to claim: call again. */
   more: boolean;
-  /** How long the target is left alone from now, ms; null when it is not. */
+  /** The targets are left alone, or took all they may for now: how long until one takes more, ms; else null. */
   waitMs: number | null;
-  /** The target has failures on record: the first answer of it clears them. */
-  targetFailing: boolean;
 };
 
-export type ClaimerDeps = { db: Db; limiter: Limiter; chooser: Chooser; log: Log };
+export type ClaimerDeps = {
+  db: Db;
+  limiter: Limiter;
+  chooser: Chooser;
+  targets: Targets;
+  limits: (queue: Queue) => Limits;
+  log: Log;
+};
 
-/** 192 random bits, 32 characters of text; the contract asks for 128 bits at least. */
-const ATTEMPT_ID_BYTES = 24;
-/** While a target fails, all instances together try one push in this time. */
-const PROBE_MS = 1_000;
+/** 168 random bits, 28 characters of text; the contract asks for 128 bits at least. */
+const ATTEMPT_ID_BYTES = 21;
+/** Seconds in base 36, repeating after some weeks. */
+const ID_TIME_CHARACTERS = 4;
 const LOOKUP_EVERY_MS = 500;
 
-const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false, waitMs: null, targetFailing: false };
+const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false, waitMs: null };
 
-export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
+export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf, log }: ClaimerDeps) {
   return { claim };
 
   /** Up to `room` tasks of the queue. Throws when a store is away; what was taken by then is repaired (see above). */
-  async function claim(queue: Queue, target: string, room: number): Promise<ClaimRound> {
+  async function claim(queue: Queue, room: number): Promise<ClaimRound> {
     const epoch = limiter.epoch();
     if (epoch === null || room < 1) return NOTHING;
-    const slots = await limiter.acquire(queue.queue, newAttemptIds(room), queue.concurrency_limit);
-    if (slots.length === 0) return NOTHING;
+    await targets.look(queue.targets);
+    const asked = targets.ask(queue.targets);
+    if (asked.urls.length === 0) return { ...NOTHING, waitMs: targets.waitMs() };
+    const limits = limitsOf(queue);
+    const slots = await limiter.acquire(queue.queue, newAttemptIds(room), limits);
+    if (slots.ids.length === 0) return NOTHING;
     const claimedAt = performance.now();
-    const rows = await claimRows(queue, target, slots, epoch);
-    const tasks = rows.filter((row): row is ClaimRow & ClaimedTask => row.attempt_id !== null);
-    const { gate, wait_ms, failures, wanted } = rows[0]!;
-    chooser.record(tasks.map((task) => task.level));
-    const ids = new Set(tasks.map((task) => task.attempt_id));
-    const unused = slots.filter((id) => !ids.has(id));
-    const lost = await confirm(queue, [...ids], unused);
-    for (const task of tasks) if (task.cancelled) lost.add(task.attempt_id);
+    const rows = await claimRows(queue, slots, limits, epoch, asked);
+    const tasks = rows.filter(isTask).map((row) => taskOf(queue, row));
+    const { gate, wanted, records, slots: filled } = rows[0]!;
+    chooser.record(tasks);
+    const short = gate !== 'fenced' && filled < slots.ids.length;
+    targets.seen({ at: claimedAt, urls: asked.urls, records, claimed: tasks, short });
+    const lost = await confirm(queue, slots.ids, tasks, limits);
     return {
       tasks: tasks.filter((task) => !lost.has(task.attempt_id)),
       lost: tasks.filter((task) => lost.has(task.attempt_id)),
       claimedAt,
       more: gate === 'open' && (tasks.length === room || tasks.length < wanted),
-      waitMs: gate === 'waiting' ? wait_ms : null,
-      targetFailing: failures > 0,
+      waitMs: short ? targets.waitMs() : null,
     };
   }
 
   /** When the outcome of the COMMIT is unknown, the attempts are looked up before anything else is decided. */
-  async function claimRows(queue: Queue, target: string, slots: string[], epoch: string): Promise<ClaimRow[]> {
-    const { levels, starts, strides } = chooser.line(queue.priority_weights);
+  async function claimRows(
+    queue: Queue,
+    slots: Slots,
+    limits: Limits,
+    epoch: string,
+    { urls, outstanding }: ReturnType<Targets['ask']>,
+  ): Promise<ClaimRow[]> {
+    const { levels, starts, retryStarts, strides, retryFirst, retryTurn } = chooser.line(
+      queue.priority_weights,
+      limits.retries >= limits.limit,
+    );
+    const line = [levels, starts, retryStarts, strides, retryFirst, retryTurn];
     try {
-      return await db.query<ClaimRow>('claim_tasks', [
-        queue.queue,
-        slots,
-        levels,
-        starts,
-        strides,
-        epoch,
-        target,
-        PROBE_MS,
-      ]);
+      const params = [queue.queue, slots.ids, slots.retries, ...line, epoch, urls, outstanding];
+      return await db.query<ClaimRow>('claim_tasks', params);
     } catch (error) {
       if (wasRolledBack(error)) {
-        await limiter.release(queue.queue, slots);
+        await limiter.release(queue.queue, slots.ids);
         throw error;
       }
       log.warn({
         event: 'claim_outcome_unknown',
         queue: queue.queue,
-        slots: slots.length,
+        slots: slots.ids.length,
         error: (error as Error).message,
       });
-      return await lookUp(slots, error);
+      return await lookUp(slots.ids, error);
     }
   }
 
@@ -125,20 +146,26 @@ export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
    * The claim may still commit on the server after a look that finds nothing, so slots not found are never given back
    * here: reconcile drops them when they are old and still without an attempt.
    */
-  async function lookUp(slots: string[], cause: unknown): Promise<ClaimRow[]> {
+  async function lookUp(ids: string[], cause: unknown): Promise<ClaimRow[]> {
     for (;;) {
       await new Promise((resolve) => setTimeout(resolve, LOOKUP_EVERY_MS));
-      const found = await db.query<ClaimedTask>('find_attempts', [slots]).catch(() => null);
+      const found = await db.query<ClaimRow>('find_attempts', [ids]).catch(() => null);
       if (found && found.length > 0)
-        return found.map((task) => ({ ...task, gate: 'open', wait_ms: null, failures: 0, wanted: 0 }));
+        return found.map((row) => ({ ...row, gate: 'open', slots: ids.length, wanted: 0, records: null }));
       if (found) throw cause;
     }
   }
 
-  /** Ids that lost their slot. With the limiter away nothing may be pushed: all are lost. */
-  async function confirm(queue: Queue, claimed: string[], unused: string[]): Promise<Set<string>> {
+  /** Ids of tasks not to be sent. With the limiter away nothing may be pushed: all are lost. */
+  async function confirm(queue: Queue, ids: string[], tasks: ClaimedTask[], limits: Limits): Promise<Set<string>> {
+    const claimed = tasks.map((task) => task.attempt_id);
+    const retries = tasks.filter((task) => task.retry).map((task) => task.attempt_id);
+    const cancelled = tasks.filter((task) => task.cancelled).map((task) => task.attempt_id);
+    const taken = new Set(claimed);
+    const unused = ids.filter((id) => !taken.has(id));
     try {
-      return new Set(await limiter.confirm(queue.queue, claimed, unused, queue.concurrency_limit));
+      const lost = await limiter.confirm(queue.queue, { claimed, retries, unused }, limits);
+      return new Set([...lost, ...cancelled]);
     } catch (error) {
       log.warn({
         event: 'confirm_failed',
@@ -151,10 +178,24 @@ export function createClaimer({ db, limiter, chooser, log }: ClaimerDeps) {
   }
 }
 
-/** Opaque, URL-safe, 192 random bits each: knowing one is the right to report on that attempt. */
+const isTask = (row: ClaimRow): row is ClaimRow & { attempt_id: string } => row.attempt_id !== null;
+
+const taskOf = (queue: Queue, row: ClaimRow & { attempt_id: string }): ClaimedTask => ({
+  ...row,
+  target: queue.targets.find(({ url }) => url === row.url)!,
+});
+
+/**
+ * Opaque and URL-safe: knowing one is the right to report on that attempt. Those of one second begin alike, so that they
+ * stand together in the index of all attempts, which stays quick when it is larger than memory.
+ */
 function newAttemptIds(count: number): string[] {
   const bytes = randomBytes(count * ATTEMPT_ID_BYTES);
-  return Array.from({ length: count }, (_, i) =>
-    bytes.toString('base64url', i * ATTEMPT_ID_BYTES, (i + 1) * ATTEMPT_ID_BYTES),
+  const time = Math.floor(Date.now() / 1000)
+    .toString(36)
+    .slice(-ID_TIME_CHARACTERS);
+  return Array.from(
+    { length: count },
+    (_, i) => time + bytes.toString('base64url', i * ATTEMPT_ID_BYTES, (i + 1) * ATTEMPT_ID_BYTES),
   );
 }

@@ -1,54 +1,65 @@
 /**
- * What parsers report: callbacks in both forms, and progress (SPEC section 4).
+ * What parsers report: callbacks in both forms and in batches, and progress (SPEC section 4).
  */
-import { type Response, Router } from 'express';
+import { type Request, type Response, Router } from 'express';
 import type { Db } from '../db.ts';
-import { AppError } from '../errors.ts';
-import { bodyOf, ENVELOPE_BYTES, readBytes, sendJson } from '../http.ts';
-import { memberText, parseBody } from '../json.ts';
-import { shortId } from '../log.ts';
-import { callbackRequest, check, isAttemptId, plainCallbackRequest, progressRequest, storable } from '../wire.ts';
-import type { Settlement, Settler } from './settle.ts';
+import { AppError, toAppError, toProblem } from '../errors.ts';
+import { bodyOf, ENVELOPE_BYTES, readBytes, readUpTo, sendJson } from '../http.ts';
+import { elementStarts, parseBody } from '../json.ts';
+import type { Queues } from '../queues.ts';
+import { callbackBatchRequest, check, isAttemptId, progressRequest } from '../wire.ts';
+import { type Report, readEntry, readPlainReport, readReport, storableWords } from './report.ts';
+import { createResolver, type Resolved, type Sender, staleAttempt, unknownAttempt } from './resolve.ts';
+import { type Settlement, type SettleOutcome, type Settler, taskLocked } from './settle.ts';
 
 export type ReceiverRouteDeps = {
   db: Db;
+  queues: Queues;
   settler: Settler;
-  /** Largest result, bytes. */
-  resultMaxBytes: number;
+  /** Largest body of a batch, bytes; one with a single result of the largest size is taken in any case. */
+  batchMaxBytes: number;
   count: (outcome: string) => void;
 };
 
-type Callback = { status_code: string; status_msg?: string | null | undefined };
 type Progress = { closed: boolean; cancel_requested: boolean; deadline: string };
 
-const MAX_MESSAGE_CHARACTERS = 2_000;
-const STOP = 'stop working on it and do not report it again';
-
-export function createReceiverRoutes({ db, settler, resultMaxBytes, count }: ReceiverRouteDeps): Router {
+export function createReceiverRoutes({ db, queues, settler, batchMaxBytes, count }: ReceiverRouteDeps): Router {
   const router = Router();
-  const readCallback = readBytes(resultMaxBytes + ENVELOPE_BYTES, 'result_too_large');
+  const resolver = createResolver({ db, queues });
+  const maxBytes = () => Math.max(...queues.all().map((queue) => queue.result_max_bytes)) + ENVELOPE_BYTES;
+  const readCallback = readUpTo(maxBytes, 'result_too_large');
+  const readBatch = readUpTo(() => Math.max(batchMaxBytes, maxBytes()), 'body_too_large');
+
+  router.post('/v1/callbacks/batch', readBatch, async (req, res) => {
+    const { value, text } = parseBody(bodyOf(req));
+    const { callbacks } = check(callbackBatchRequest, value);
+    const starts = elementStarts(text, 'callbacks');
+    const entries = callbacks.map((entry, index) =>
+      attempt(() => readEntry(entry, text, { start: starts[index]!, at: `/callbacks/${index}` })),
+    );
+    const answers = await settleAll(req, entries);
+    const results = answers.map((answer, index) => ({
+      ...attemptIdOf(callbacks[index]),
+      ...(answer instanceof AppError ? { error: toProblem(answer) } : { outcome: answer }),
+    }));
+    sendJson(res, 200, JSON.stringify({ results }));
+  });
 
   router.post('/v1/callbacks/:attempt_id', readCallback, async (req, res) => {
     const { value, text } = parseBody(bodyOf(req));
-    await answer(res, settlementOf(knownForm(req.params.attempt_id), check(callbackRequest, value), text));
+    await settleOne(req, res, readReport(value, text, knownForm(req.params.attempt_id)));
   });
 
   router.post('/v1/callbacks', readCallback, async (req, res) => {
     const { value, text } = parseBody(bodyOf(req));
-    const request = check(plainCallbackRequest, value);
-    const [known] = await db.query('explain_attempts', [[request.attempt_id]]);
-    const same =
-      known?.queue === request.queue &&
-      known.task_id === request.task_id &&
-      known.task_version === request.task_version;
-    if (!same) throw unknownAttempt();
-    await answer(res, settlementOf(request.attempt_id, request, text));
+    await settleOne(req, res, readPlainReport(value, text));
   });
 
   router.post('/v1/callbacks/:attempt_id/progress', readBytes(ENVELOPE_BYTES, 'body_too_large'), async (req, res) => {
     const attemptId = knownForm(req.params.attempt_id);
     const { percent, message, done } = check(progressRequest, parseBody(bodyOf(req)).value);
-    const words = message == null ? null : storable(withoutId(message, attemptId), MAX_MESSAGE_CHARACTERS);
+    await resolver.authorize(attemptId, senderOf(req));
+    const words = message == null ? null : storableWords(message, attemptId);
     const [progress] = await db.query<Progress>('report_progress', [attemptId, percent ?? null, words]);
     if (!progress) throw unknownAttempt();
     if (progress.closed) throw staleAttempt();
@@ -59,43 +70,75 @@ export function createReceiverRoutes({ db, settler, resultMaxBytes, count }: Rec
 
   return router;
 
-  async function answer(res: Response, settlement: Settlement): Promise<void> {
-    const settled = await settler.settle({ ...settlement, traceparent: res.req.get('traceparent') });
-    count(settled.outcome);
-    if (settled.outcome === 'unknown') throw unknownAttempt();
-    if (settled.outcome === 'stale') throw staleAttempt();
-    sendJson(res, 200, JSON.stringify({ outcome: settled.outcome }));
+  async function settleOne(req: Request, res: Response, report: Report): Promise<void> {
+    const [resolved] = (await resolver.resolve([report], senderOf(req))) as [Resolved];
+    if (resolved instanceof AppError) throw resolved;
+    const settled = resolved === 'duplicate' ? null : await settler.settle(traced(resolved, req));
+    const answer = answerOf(settled?.outcome ?? 'duplicate');
+    if (answer instanceof AppError) throw answer;
+    sendJson(res, 200, JSON.stringify({ outcome: answer }));
   }
 
-  function settlementOf(attemptId: string, callback: Callback, text: string): Settlement {
-    const success = callback.status_code === '0';
-    const result = success ? (memberText(text, 'result') ?? null) : null;
-    if (result !== null && Buffer.byteLength(result) > resultMaxBytes)
-      throw new AppError(
-        'result_too_large',
-        `The result is larger than ${resultMaxBytes} bytes; report a failure instead`,
-        { pointer: '/result' },
-      );
-    return {
-      attemptId,
-      verdict: success ? 'success' : 'parser_failed',
-      statusCode: callback.status_code,
-      statusMsg:
-        callback.status_msg == null
-          ? null
-          : storable(withoutId(callback.status_msg, attemptId), MAX_MESSAGE_CHARACTERS),
-      result,
-    };
+  /** An answer an entry; what is to be settled is settled in one commit. */
+  async function settleAll(req: Request, entries: (Report | AppError)[]): Promise<(string | AppError)[]> {
+    const reports = entries.filter((entry): entry is Report => !(entry instanceof AppError));
+    const found = (await resolver.resolve(reports, senderOf(req))).values();
+    const resolved = entries.map((entry) => (entry instanceof AppError ? entry : found.next().value!));
+    const settlements = resolved.filter((one): one is Settlement => one !== 'duplicate' && !(one instanceof AppError));
+    const settled = (await settler.settleBatch(settlements.map((one) => traced(one, req)))).values();
+    return resolved.map((one) => {
+      if (one instanceof AppError) return one;
+      return answerOf(one === 'duplicate' ? one : settled.next().value!.outcome);
+    });
+  }
+
+  function answerOf(outcome: SettleOutcome): 'applied' | 'duplicate' | AppError {
+    if (outcome !== 'locked') count(outcome);
+    switch (outcome) {
+      case 'applied':
+      case 'duplicate':
+        return outcome;
+      case 'stale':
+        return staleAttempt();
+      case 'unknown':
+        return unknownAttempt();
+      case 'locked':
+        return taskLocked();
+      default:
+        return outcome satisfies never;
+    }
   }
 }
 
-/** A parser may put the attempt id into its words; whoever reads the task must not learn it. */
-const withoutId = (text: string, attemptId: string): string => text.replaceAll(attemptId, shortId(attemptId));
+const traced = (settlement: Settlement, req: Request): Settlement => ({
+  ...settlement,
+  traceparent: req.get('traceparent'),
+});
+
+const senderOf = (req: Request): Sender => ({
+  headers: {
+    id: req.get('webhook-id'),
+    timestamp: req.get('webhook-timestamp'),
+    signature: req.get('webhook-signature'),
+  },
+  body: bodyOf(req),
+});
 
 function knownForm(attemptId: unknown): string {
   if (typeof attemptId !== 'string' || !isAttemptId(attemptId)) throw unknownAttempt();
   return attemptId;
 }
 
-const unknownAttempt = () => new AppError('unknown_attempt', `There is no such attempt: ${STOP}`);
-const staleAttempt = () => new AppError('stale_attempt', `The attempt is closed: ${STOP}`);
+/** As the entry names it, when it does. */
+function attemptIdOf(entry: unknown): { attempt_id?: string } {
+  const { attempt_id } = Object(entry);
+  return typeof attempt_id === 'string' && isAttemptId(attempt_id) ? { attempt_id } : {};
+}
+
+function attempt<T>(read: () => T): T | AppError {
+  try {
+    return read();
+  } catch (error) {
+    return toAppError(error);
+  }
+}

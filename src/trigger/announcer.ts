@@ -1,26 +1,30 @@
 /**
  * Carries wake-ups to the other instances, with PostgreSQL's NOTIFY. At most one leaves every few ms however many
- * commits there are; hearing one wakes the trigger. The listening connection is checked, and made anew when it breaks:
- * then one wake-up makes good for those that were missed.
+ * commits there are; it names the queues that have work. docsched_enqueue sends the same from a submitter's own
+ * transaction. The listening connection is checked by a notification to itself, and made anew when none comes through
+ * (half-open, or a pooler that swallows LISTEN): each new one begins with one wake-up of everybody, which makes good for
+ * those that were missed.
  */
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Client } from 'pg';
 import type { Db } from '../db.ts';
 import type { Log } from '../log.ts';
 import { createLoop, withLimit } from '../loop.ts';
 
 export type Announcer = {
-  /** Others should look for work. */
-  announce(): void;
+  /** Others should look for work in these queues. */
+  announce(queues: Iterable<string>): void;
   start(): Promise<void>;
   stop(): Promise<void>;
   lastOkAgeMs(): number | null;
+  trouble(): string | null;
 };
 
 export type AnnouncerDeps = {
   db: Db;
   instanceId: string;
-  /** Another instance announced work, or announcements may have been missed. */
-  onHeard: () => void;
+  /** Another instance announced work in this queue; without one announcements may have been missed: look everywhere. */
+  onHeard: (queue?: string) => void;
   log: Log;
 };
 
@@ -28,19 +32,27 @@ const CHANNEL = 'docsched_wake';
 /** Announcements closer together than this go as one; far below the 200 ms that submit-to-push may take. */
 const APART_MS = 20;
 const CHECK_EVERY_MS = 2_000;
-/** A half-open connection is given up on after this. */
+/** A connection over which no notification comes in this time is given up on. */
 const CHECK_LIMIT_MS = 2_000;
+/** A notification holds 8,000 bytes; with more queues than this it says "everywhere". */
+const MAX_NAMED = 100;
+/** Instead of queue names: everywhere; and: only a check of the sender's own connection. */
+const EVERYWHERE = '*';
+const CHECK = '?';
 
 export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps): Announcer {
   let client: Client | undefined;
+  let pending = new Set<string>();
   let lastSent = 0;
   let timer: NodeJS.Timeout | undefined;
+  let onCheckHeard: () => void = () => {};
   const loop = createLoop({ name: 'listener', intervalMs: CHECK_EVERY_MS, log, runOnce: checkListener });
 
   return {
     announce,
     async start() {
-      await checkListener();
+      // Should it fail, the loop says so, and tries again.
+      await checkListener().catch(() => {});
       loop.start();
     },
     async stop() {
@@ -49,24 +61,41 @@ export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps)
       await client?.end().catch(() => {});
     },
     lastOkAgeMs: loop.lastOkAgeMs,
+    trouble: loop.trouble,
   };
 
-  function announce(): void {
-    if (timer) return;
-    timer = setTimeout(send, Math.max(0, lastSent + APART_MS - performance.now()));
+  function announce(queues: Iterable<string>): void {
+    for (const queue of queues) pending.add(queue);
+    timer ??= setTimeout(send, Math.max(0, lastSent + APART_MS - performance.now()));
   }
 
   /** A failure is not repeated: the periodic trigger of the others makes it good. */
   function send(): void {
     timer = undefined;
     lastSent = performance.now();
-    db.query('announce_work', [CHANNEL, instanceId]).catch(() => {});
+    const named = pending.size > MAX_NAMED ? EVERYWHERE : [...pending].join(' ');
+    pending = new Set();
+    db.query('announce_work', [CHANNEL, `${instanceId} ${named}`]).catch(() => {});
+  }
+
+  function hear(payload = ''): void {
+    const [sender, ...queues] = payload.split(' ');
+    if (sender === instanceId) {
+      if (queues[0] === CHECK) onCheckHeard();
+    } else if (queues[0] === EVERYWHERE) onHeard();
+    else for (const queue of queues) if (queue !== CHECK) onHeard(queue);
   }
 
   async function checkListener(): Promise<void> {
     try {
       client ??= await listen();
-      await withLimit(client.query('SELECT 1'), CHECK_LIMIT_MS);
+      const heard = new Promise<void>((resolve) => {
+        onCheckHeard = resolve;
+      });
+      await withLimit(db.query('announce_work', [CHANNEL, `${instanceId} ${CHECK}`]), CHECK_LIMIT_MS);
+      const late = sleep(CHECK_LIMIT_MS, true, { ref: false });
+      if (await Promise.race([heard, late]))
+        throw new Error('no notification comes through; if DATABASE_URL leads to a pooler, set DATABASE_DIRECT_URL');
     } catch (error) {
       drop();
       throw error;
@@ -75,9 +104,7 @@ export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps)
 
   async function listen(): Promise<Client> {
     const fresh = await db.connect();
-    fresh.on('notification', ({ payload }) => {
-      if (payload !== instanceId) onHeard();
-    });
+    fresh.on('notification', ({ payload }) => hear(payload));
     fresh.on('error', () => {
       if (client === fresh) drop();
     });

@@ -1,18 +1,32 @@
-/** Delayed tasks and due retries become claimable; then the versions of their tasks are ordered and pushers woken. */
+/**
+ * Delayed tasks and due retries become claimable; then the versions of their tasks are ordered and pushers woken. In a
+ * queue of policy `stop` those with a higher version are Stopped instead, and who waits for them is told.
+ */
 import type { Db } from '../db.ts';
-import { type KeyRow, keyColumns } from '../task.ts';
+import { type KeyRow, keyColumns, keyOf, PENDING, STOPPED, type TaskKey } from '../task.ts';
 import { drain, runUntil } from './drain.ts';
 
-export function createPromote({ db, onPromoted }: { db: Db; onPromoted: () => void }) {
+/** hold 1: not claimable yet, a submit of another version is under way. */
+type Row = KeyRow & { status: number; hold: number };
+
+export type PromoteDeps = {
+  db: Db;
+  /** Some became claimable. */
+  onPromoted: () => void;
+  onStopped: (keys: TaskKey[]) => void;
+};
+
+export function createPromote({ db, onPromoted, onStopped }: PromoteDeps) {
   return { runOnce };
 
-  /** Returns how many tasks became due. */
+  /** Returns how many tasks were due. */
   function runOnce(): Promise<number> {
     return drain(runUntil(), async () => {
-      const rows = await db.query<KeyRow>('promote_tasks', []);
-      if (rows.length === 0) return 0;
-      await db.query('order_versions', keyColumns(rows));
-      onPromoted();
+      const rows = await db.query<Row>('promote_tasks', []);
+      const moved = rows.filter((row) => row.hold === 0);
+      if (moved.length > 0) await db.query('order_versions', keyColumns(moved));
+      onStopped(moved.filter((row) => row.status === STOPPED).map(keyOf));
+      if (moved.some((row) => row.status === PENDING)) onPromoted();
       return rows.length;
     });
   }

@@ -22,7 +22,8 @@ export type WatcherDeps = {
   jobs: Job[];
   lease: Lease;
   db: Db;
-  observe: (job: string, changed: number) => void;
+  /** skipped: another instance holds the job. */
+  observe: (job: string, outcome: 'ran' | 'skipped' | 'failed', changed: number) => void;
   log: Log;
 };
 
@@ -80,11 +81,11 @@ export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
       const changed = await lease.run(job.name, () => complete(job));
       lastOk.set(job.name, performance.now());
       failing.delete(job.name);
+      observe(job.name, changed === undefined ? 'skipped' : 'ran', changed ?? 0);
       if (changed === undefined) lookAgain(job);
-      if (!changed) return;
-      observe(job.name, changed);
-      log.debug({ event: 'watcher_job_done', job: job.name, changed });
+      else if (changed > 0) log.debug({ event: 'watcher_job_done', job: job.name, changed });
     } catch (error) {
+      observe(job.name, 'failed', 0);
       if (!failing.has(job.name))
         log.warn({ event: 'watcher_job_failed', job: job.name, error: (error as Error).message });
       failing.add(job.name);

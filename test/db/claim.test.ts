@@ -35,8 +35,7 @@ async function transaction(): Promise<pg.Client> {
 
 const addQueue = (columns: Record<string, unknown> = {}) =>
   world.addQueue(nextName(), { concurrency_limit: 100_000, ...columns });
-const claim = async (queue: string, room: number, { from = one, target = TARGET } = {}) =>
-  from.claim(await world.queue(queue), target, room);
+const claim = async (queue: string, room: number, { from = one } = {}) => from.claim(await world.queue(queue), room);
 const claimedIds = async (queue: string, room: number, from = one): Promise<number[]> =>
   (await claim(queue, room, { from })).tasks.map((task) => Number(task.task_id));
 const inUse = async (queue: string) => (await one.limiter.usage([queue])).get(queue);
@@ -133,9 +132,9 @@ test('eight claimers at once claim every task once', async () => {
 });
 
 test('a claim opens an attempt under the id of its slot', async () => {
-  const queue = await addQueue();
+  const queue = await addQueue({ targets: [{ url: 'http://here.test/' }] });
   await world.submit({ queue, taskId: 7, taskVersion: 3, priority: 2, payload: '{"a": 1}' });
-  const { tasks } = await claim(queue, 5, { target: 'http://here.test/' });
+  const { tasks } = await claim(queue, 5);
   const task = await world.task({ queue, taskId: 7, taskVersion: 3 });
   const attempt = await world.attempt(tasks[0]!.attempt_id);
   assert.equal(tasks.length, 1);
@@ -162,6 +161,7 @@ test('a claim opens an attempt under the id of its slot', async () => {
       number: 1,
       progress_percent: null,
       target: 'http://here.test/',
+      retry: false,
       outcome: null,
       error: null,
       progress_message: null,
@@ -298,7 +298,7 @@ test('a claim waits for no proof that the store was seen, and a new epoch waits 
   await world.fill(queue, 5, 1);
   const statements = loadStatements();
   const epoch = one.limiter.epoch()!;
-  const params = [queue, [newId()], [5], [0], [1], epoch, TARGET, 1_000];
+  const params = [queue, [newId()], 0, [5], [0], [0], [1], [false], null, epoch, [TARGET], [0]];
   const [claimer, bumper] = [await transaction(), await transaction()];
   assert.equal((await claimer.query(statements.claim_tasks!, params)).rows[0].gate, 'open');
   await world.sql.query('UPDATE limiter_state SET seen_at = docsched_now() - 2000');
@@ -321,66 +321,16 @@ test('while the limiter is closed nothing is claimed', async () => {
   assert.equal((await world.task({ queue, taskId: 1, taskVersion: 1 })).status, 0);
 });
 
-const setTarget = (url: string, failures: number, notBeforeInMs: number) =>
-  world.sql.query(
-    `INSERT INTO targets (url, failures, not_before, failed_at) VALUES ($1, $2, docsched_now() + $3, docsched_now())
-     ON CONFLICT (url) DO UPDATE SET failures = excluded.failures, not_before = excluded.not_before`,
-    [url, failures, notBeforeInMs],
-  );
-const notBeforeOf = async (url: string) =>
-  (await world.rows<{ not_before: number }>('SELECT not_before FROM targets WHERE url = $1', [url]))[0]!.not_before;
-
-for (const failures of [0, 3])
-  test(`a target with ${failures} failures on record is left alone until not_before`, async () => {
-    const queue = await addQueue();
-    await world.fill(queue, 5, 5);
-    const target = `http://left-alone-${failures}.test/`;
-    await setTarget(target, failures, MINUTE_MS);
-    const round = await claim(queue, 5, { target });
-    assert.deepEqual([round.tasks, round.more, round.targetFailing], [[], false, failures > 0]);
-    assert.ok(round.waitMs! > MINUTE_MS - 5_000 && round.waitMs! <= MINUTE_MS, `${round.waitMs}`);
-    assert.equal(await inUse(queue), 0);
-    assert.equal((await claim(queue, 5)).tasks.length, 5, 'another target is not concerned');
-  });
-
-test('a busy target is pushed to at full rate once not_before has passed', async () => {
-  const queue = await addQueue();
-  await world.fill(queue, 5, 5);
-  await setTarget('http://was-busy.test/', 0, -1);
-  const round = await claim(queue, 5, { target: 'http://was-busy.test/' });
-  assert.deepEqual([round.tasks.length, round.waitMs, round.targetFailing], [5, null, false]);
-});
-
-test('of a failing target all instances together try one push each probe interval', async () => {
-  const queue = await addQueue();
-  await world.fill(queue, 5, 50);
-  const target = 'http://probed.test/';
-  await setTarget(target, 2, -1);
-  const instances = await manyInstances(8);
-  const probe = async () => {
-    const rounds = await Promise.all(instances.map((from) => claim(queue, 5, { from, target })));
-    assert.ok(rounds.every((round) => round.targetFailing));
-    return rounds.flatMap((round) => round.tasks).length;
-  };
-  const before = await world.now();
-  assert.equal(await probe(), 1);
-  const notBefore = await notBeforeOf(target);
-  assert.ok(notBefore >= before + 1_000 && notBefore <= (await world.now()) + 1_000);
-  await setTarget(target, 2, -1);
-  assert.equal(await probe(), 1);
-  assert.equal(await inUse(queue), 2);
-});
-
 test('a claimed task whose slot went to others is lost, and the others are pushed', async () => {
   const queue = await addQueue({ concurrency_limit: 3 });
   await world.fill(queue, 5, 3);
   const robbed = await world.instance({
     between: (limiter) => ({
       ...limiter,
-      confirm: async (queue, claimed, unused, limit) => {
-        await one.limiter.release(queue, claimed.slice(0, 2));
-        await one.limiter.acquire(queue, [newId()], limit);
-        return limiter.confirm(queue, claimed, unused, limit);
+      confirm: async (queue, batch, limits) => {
+        await one.limiter.release(queue, batch.claimed.slice(0, 2));
+        await one.limiter.acquire(queue, [newId()], limits);
+        return limiter.confirm(queue, batch, limits);
       },
     }),
   });
@@ -440,7 +390,7 @@ test('a claim that PostgreSQL refused gives its slots back at once', async () =>
   const refused = await world.instance({
     over: (db) => ({
       ...db,
-      query: (name, params) => db.query(name, name === 'claim_tasks' ? params.with(2, ['no level']) : params),
+      query: (name, params) => db.query(name, name === 'claim_tasks' ? params.with(3, ['no level']) : params),
     }),
   });
   await assert.rejects(claim(queue, 10, { from: refused }), /claim_tasks/);

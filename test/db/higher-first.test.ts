@@ -6,7 +6,7 @@ import pg from 'pg';
 import { createClean } from '../../src/watcher/clean.ts';
 import { createExpirePending } from '../../src/watcher/expire-pending.ts';
 import { createPromote } from '../../src/watcher/promote.ts';
-import { createWorld, type Instance, queueNames, TARGET, type World } from '../support/world.ts';
+import { createWorld, type Instance, queueNames, type World } from '../support/world.ts';
 
 const HOUR_MS = 3_600_000;
 const nextName = queueNames();
@@ -45,7 +45,7 @@ const addQueue = (columns: Record<string, unknown> = {}) =>
   world.addQueue(nextName(), { concurrency_limit: 1_000_000, retry_strategy: 'immediate', ...columns });
 /** As the pusher claims: what waited behind the claimed versions moves up, unless `crash`. */
 async function claim(queue: string, room: number, { from = one, crash = false } = {}): Promise<Claimed[]> {
-  const { tasks } = await from.claim(await world.queue(queue), TARGET, room);
+  const { tasks } = await from.claim(await world.queue(queue), room);
   const heads = tasks.filter((task) => task.has_blocked);
   if (!crash && heads.length > 0)
     await from.db.query('order_versions', [
@@ -57,7 +57,7 @@ async function claim(queue: string, room: number, { from = one, crash = false } 
 }
 const named = (tasks: Claimed[]): string[] => tasks.map((task) => `${task.task_id}/${task.task_version}`);
 const claimNames = async (queue: string, room = 10) => named(await claim(queue, room));
-const promote = (from = one) => createPromote({ db: from.db, onPromoted: () => {} }).runOnce();
+const promote = (from = one) => createPromote({ db: from.db, onPromoted: () => {}, onStopped: () => {} }).runOnce();
 const clean = async (from = one) => createClean({ db: from.db, queues: await world.queues() }).runOnce();
 const settle = (attemptId: string, verdict: 'success' | 'parser_failed' | 'busy', from = one) =>
   from.settler.settle({ attemptId, verdict, statusCode: verdict === 'success' ? '0' : '1' });
@@ -73,7 +73,7 @@ test('of the versions that wait only the highest is claimable, whatever the orde
   await world.submit(...[1, 4, 9].map((taskVersion) => ({ queue, taskId: 1, taskVersion })));
   await submit(queue, 12);
   assert.deepEqual(await holds(queue), ['1:2', '4:2', '9:2', '12:0']);
-  const { tasks } = await one.claim(await world.queue(queue), TARGET, 10);
+  const { tasks } = await one.claim(await world.queue(queue), 10);
   assert.deepEqual(named(tasks), ['1/12']);
 });
 
@@ -81,7 +81,7 @@ test('an older version is not claimed while a newer one waits, even when it is c
   const queue = await addQueue();
   await submit(queue, 1, 2, 3);
   await world.sql.query('UPDATE task_scheduler_tasks SET hold = 0 WHERE queue = $1', [queue]);
-  const { tasks } = await one.claim(await world.queue(queue), TARGET, 10);
+  const { tasks } = await one.claim(await world.queue(queue), 10);
   assert.deepEqual(named(tasks), ['1/3']);
 });
 
@@ -456,7 +456,7 @@ async function costRatio(queue: string, base: string, room: number): Promise<num
     for (const name of run % 2 ? [queue, base] : [base, queue]) {
       const settings = await world.queue(name);
       const startedAt = performance.now();
-      const { tasks } = await one.claim(settings, TARGET, room);
+      const { tasks } = await one.claim(settings, room);
       times[name]!.push(performance.now() - startedAt);
       assert.equal(tasks.length, room);
       const heads = tasks.filter((task) => task.has_blocked);

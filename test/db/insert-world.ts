@@ -2,8 +2,14 @@
 import { randomBytes } from 'node:crypto';
 import pg from 'pg';
 import { loadConfig } from '../../src/config.ts';
-import { createDb } from '../../src/db.ts';
-import { createInserter, type Inserter, type Submit, type SubmitOutcome } from '../../src/inserter/inserter.ts';
+import { createDb, type Db } from '../../src/db.ts';
+import {
+  createInserter,
+  type Inserter,
+  type InserterDeps,
+  type Submit,
+  type SubmitOutcome,
+} from '../../src/inserter/inserter.ts';
 import { createLog } from '../../src/log.ts';
 import { createQueues } from '../../src/queues.ts';
 import { loadStatements } from '../../src/schema.ts';
@@ -42,6 +48,10 @@ export type TaskState = {
   started_at: number | null;
   finished_at: number | null;
   deadline: number | null;
+};
+export type InserterOptions = Partial<Pick<InserterDeps, 'onStored' | 'count'>> & {
+  /** Outcomes of each statement the inserter ran. */
+  onTried?: (outcomes: string[]) => void;
 };
 export type World = Awaited<ReturnType<typeof createWorld>>;
 
@@ -98,8 +108,22 @@ export async function createWorld(name: string) {
     sql,
     db,
     /** An instance of the service as far as submits go: a pool and a group commit of its own. */
-    inserter: (deps: { onStored?: () => void; count?: (queue: string, outcome: string) => void } = {}): Inserter =>
-      createInserter({ db: openDb(), onStored: () => {}, count: () => {}, ...deps }),
+    inserter: ({ onTried = () => {}, ...deps }: InserterOptions = {}): Inserter => {
+      const opened = openDb();
+      const query: Db['query'] = async (name, params) => {
+        const rows = await opened.query<never>(name, params);
+        onTried(rows.map(({ outcome }) => outcome));
+        return rows;
+      };
+      return createInserter({ db: { ...opened, query }, onStored: () => {}, count: () => {}, ...deps });
+    },
+    /** Another connection with a transaction of its own, to be ended by the caller. */
+    begin: async (): Promise<pg.Client> => {
+      const client = new pg.Client({ connectionString: database.url });
+      await client.connect();
+      await client.query('BEGIN');
+      return client;
+    },
     /** A queue like `default` but for the columns named. */
     addQueue: (queue: string, columns: Record<string, unknown> = {}) =>
       sql.query('INSERT INTO queues (queue, own) VALUES ($1, $2)', [queue, JSON.stringify(columns)]),

@@ -1,10 +1,9 @@
 /** The decision table of SPEC section 2, row by row, on the real statement. */
 import assert from 'node:assert/strict';
 import { after, before, describe, test } from 'node:test';
-import pg from 'pg';
+import type pg from 'pg';
 import type { Inserter } from '../../src/inserter/inserter.ts';
 import { PENDING, PROCESSING, STATUS, type Status, SUCCESS } from '../../src/task.ts';
-import { eventually } from '../support/eventually.ts';
 import { createWorld, type Named, outcomeOf, submitOf, type World } from './insert-world.ts';
 
 const DAY_MS = 86_400_000;
@@ -584,50 +583,6 @@ describe('submits at the same time', () => {
     assert.equal((await world.states(taskId)).length, 1);
   });
 
-  test('wait for a higher version on its way, and are stale once it is committed', async () => {
-    const taskId = newTask();
-    await inFlight({ taskId, taskVersion: '2' }, async (client) => {
-      const lower = submit({ taskId, taskVersion: '1' });
-      await waitForBlocked();
-      await client.query('COMMIT');
-      assert.equal(outcomeOf(await lower), 'stale');
-    });
-    await inFlight({ taskId, taskVersion: '4' }, async (client) => {
-      const lower = submit({ taskId, taskVersion: '3' });
-      await waitForBlocked();
-      await client.query('COMMIT');
-      assert.equal(outcomeOf(await lower), 'stale', 'and so with a task that was known');
-    });
-  });
-
-  test('are not held against a higher version that was rolled back', async () => {
-    const taskId = newTask();
-    await inFlight({ taskId, taskVersion: '2' }, async (client) => {
-      const lower = submit({ taskId, taskVersion: '1' });
-      await waitForBlocked();
-      await client.query('ROLLBACK');
-      assert.equal(outcomeOf(await lower), 'created');
-    });
-  });
-
-  test('wait for a claim of the same version on its way, and then find it Processing', async () => {
-    const taskId = newTask();
-    await submit({ taskId, taskVersion: '1' });
-    const client = new pg.Client({ connectionString: world.url });
-    await client.connect();
-    await client.query('BEGIN');
-    await client.query(
-      `UPDATE task_scheduler_tasks SET status = 1, attempt_id = 'claimed_just_now_______' WHERE task_id = $1`,
-      [taskId],
-    );
-    const same = submit({ taskId, taskVersion: '1', payload: '"late"' });
-    await waitForBlocked();
-    await client.query('COMMIT');
-    await client.end();
-    assert.equal(outcomeOf(await same), 'existing');
-    assert.equal((await versionOf(taskId, '1'))?.payload, '"version 1"');
-  });
-
   test('that are stale do not keep the version they name from moving up', async () => {
     const taskId = newTask();
     await submit({ taskId, taskVersion: '1' });
@@ -653,27 +608,12 @@ describe('submits at the same time', () => {
 
   /** Runs `work` while another connection has submitted but not committed. */
   async function inFlight(named: Named, work: (client: pg.Client) => Promise<void>): Promise<void> {
-    const client = new pg.Client({ connectionString: world.url });
-    await client.connect();
+    const client = await world.begin();
     try {
-      await client.query('BEGIN');
-      await client.query(
-        `SELECT outcome FROM docsched_submit(ARRAY['default'], ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[5],
-           ARRAY['null'], ARRAY[NULL::bigint], ARRAY[NULL::int], ARRAY['none'])`,
-        [named.taskId, named.taskVersion],
-      );
+      await client.query('SELECT docsched_enqueue($1, $2, $3, $4)', ['default', named.taskId, named.taskVersion, 'null']);
       await work(client);
     } finally {
       await client.end();
     }
   }
-
-  const waitForBlocked = () =>
-    eventually(async () => {
-      const { rows } = await world.sql.query(
-        `SELECT 1 FROM pg_stat_activity
-         WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%docsched_submit%'`,
-      );
-      return rows.length === 1;
-    });
 });

@@ -7,7 +7,19 @@ import { createLog } from '../../src/log.ts';
 import { createRedis } from '../../src/redis.ts';
 import { eventually } from '../support/eventually.ts';
 import { startRedis, type TestRedis } from '../support/redis.ts';
-import { createWorld, type Instance, newId, newIds, slotsOf, type World, withRedis } from './limiter-world.ts';
+import {
+  createWorld,
+  type Instance,
+  keep,
+  limitsFrom,
+  marksOf,
+  newId,
+  newIds,
+  slotsOf,
+  take,
+  type World,
+  withRedis,
+} from './limiter-world.ts';
 
 /** Without it a first replica waits five seconds for company. */
 const DISKLESS = ['--repl-diskless-sync-delay', '0'];
@@ -35,7 +47,7 @@ describe('the redis limiter when Redis fails', () => {
 
   const opened = ({ limiter }: Instance) => eventually(async () => (await limiter.runOnce()).status === 'open');
   const acquireAndClaim = async (count: number, limit: number) => {
-    const ids = await one.limiter.acquire(queue, newIds(count), limit);
+    const ids = await take(one, queue, newIds(count), limit);
     return world.claim(one.limiter.epoch(), queue, ids);
   };
 
@@ -45,16 +57,16 @@ describe('the redis limiter when Redis fails', () => {
     await withRedis(server.url, (client) => client.flushall());
     await eventually(async () => assert.equal((await one.limiter.usage([queue])).get(queue), 2));
     assert.deepEqual(await slotsOf(one, queue), ids.sort());
-    assert.deepEqual(await one.limiter.acquire(queue, newIds(1), 2), []);
+    assert.deepEqual(await take(one, queue, newIds(1), 2), []);
   });
 
   test('restarted empty, nothing is acquired before the open attempts are counted again', async () => {
     const ids = await acquireAndClaim(2, 2);
     await server.restart({ empty: true });
-    await eventually(() => assert.rejects(one.limiter.acquire(queue, newIds(1), 2), (e) => e instanceof LimiterClosed));
+    await eventually(() => assert.rejects(take(one, queue, newIds(1), 2), (e) => e instanceof LimiterClosed));
     await opened(one);
     assert.deepEqual(await slotsOf(one, queue), ids.sort());
-    assert.deepEqual(await one.limiter.acquire(queue, newIds(1), 2), []);
+    assert.deepEqual(await take(one, queue, newIds(1), 2), []);
   });
 
   test('restarted from an older snapshot, its slots and its epoch count as lost', async () => {
@@ -66,17 +78,17 @@ describe('the redis limiter when Redis fails', () => {
     const held = await eventually(() => one.backend.check());
     assert.deepEqual(held, { epoch, valid: false });
     for (const refused of [
-      one.backend.acquire(epoch, queue, newIds(1), 2),
-      one.backend.confirm(epoch, queue, late, [], 2),
+      one.backend.acquire(epoch, queue, newIds(1), limitsFrom(2), 1_000),
+      one.backend.confirm(epoch, queue, { fresh: late, retries: [], unused: [] }, limitsFrom(2)),
       one.backend.release(epoch, queue, early),
       one.backend.usage(epoch, [queue]),
       one.backend.list(epoch),
-      one.backend.repair(epoch, queue, 0, [], newIds(1)),
+      one.backend.repair(epoch, queue, 0, [], { fresh: newIds(1), retries: [] }),
     ])
       assert.equal(await refused, null);
     await opened(one);
     assert.deepEqual(await slotsOf(one, queue), [...early, ...late].sort());
-    assert.deepEqual(await one.limiter.acquire(queue, newIds(1), 2), []);
+    assert.deepEqual(await take(one, queue, newIds(1), 2), []);
   });
 
   test('a server that was demoted, overwritten and promoted again is not trusted, though its process lived on', async (t) => {
@@ -92,9 +104,7 @@ describe('the redis limiter when Redis fails', () => {
     await synced(replica.url);
     await opened(one);
     const epoch = one.limiter.epoch()!;
-    await eventually(
-      async () => (await withRedis(replica.url, (c) => c.hget('{docsched}:limiter', 'epoch'))) === epoch,
-    );
+    await eventually(async () => (await withRedis(replica.url, (c) => c.hget('{docsched}:store', 'epoch'))) === epoch);
     await link(replica.url, 'NO', 'ONE');
     await acquireAndClaim(2, 2);
     await link(server.url, '127.0.0.1', String(replica.port));
@@ -108,8 +118,8 @@ describe('the redis limiter when Redis fails', () => {
   test('killed, acquire and confirm throw, the state says why, and it is open again once Redis is back', async () => {
     const ids = await acquireAndClaim(2, 2);
     await server.kill();
-    await assert.rejects(one.limiter.acquire(queue, newIds(1), 2), LimiterClosed);
-    await assert.rejects(one.limiter.confirm(queue, ids, [], 2), LimiterClosed);
+    await assert.rejects(take(one, queue, newIds(1), 2), LimiterClosed);
+    await assert.rejects(keep(one, queue, ids, [], 2), LimiterClosed);
     const { status, reason } = await one.limiter.runOnce();
     assert.equal(status, 'closed');
     assert.match(reason!, /redis\) cannot be used/);
@@ -124,7 +134,7 @@ describe('the redis limiter when Redis fails', () => {
     const ids = await acquireAndClaim(2, 2);
     server.pause();
     const startedAt = performance.now();
-    await assert.rejects(one.limiter.confirm(queue, ids, [], 2), LimiterClosed);
+    await assert.rejects(keep(one, queue, ids, [], 2), LimiterClosed);
     assert.ok(performance.now() - startedAt < 5_000);
     await world.close(ids);
     await one.limiter.release(queue, ids);
@@ -164,7 +174,8 @@ describe('the redis limiter when Redis fails', () => {
 
   test('a rebuild copes with 20,000 open attempts', async () => {
     const ids = newIds(20_000);
-    await world.claim(one.limiter.epoch(), queue, ids);
+    const retries = ids.slice(0, 9_000);
+    await world.claim(one.limiter.epoch(), queue, ids, retries);
     const [other] = await world.claim(one.limiter.epoch(), 'other', [newId()]);
     await server.restart({ empty: true });
     await opened(one);
@@ -176,6 +187,7 @@ describe('the redis limiter when Redis fails', () => {
       ],
     );
     assert.deepEqual(await slotsOf(one, 'other'), [other]);
+    assert.deepEqual(await marksOf(one, queue), retries.sort());
     await world.close(ids);
     await one.limiter.release(queue, ids);
     assert.equal((await one.limiter.usage([queue])).get(queue), 0);

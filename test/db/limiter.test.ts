@@ -1,189 +1,102 @@
 /** One conformance suite for both limiter stores: what a caller may rely on, whichever is behind the port. */
 import assert from 'node:assert/strict';
-import { after, before, describe, test } from 'node:test';
-import fc from 'fast-check';
 import { LimiterClosed } from '../../src/limiter/limiter.ts';
 import { eventually } from '../support/eventually.ts';
-import { startRedis, type TestRedis } from '../support/redis.ts';
-import {
-  createWorld,
-  type Instance,
-  newId,
-  newIds,
-  type Store,
-  slotsOf,
-  type World,
-  withRedis,
-} from './limiter-world.ts';
+import { type Instance, keep, newId, newIds, onBothStores, slotsOf, take, withRedis } from './limiter-world.ts';
 
-for (const kind of ['redis', 'postgres'] as const)
-  describe(`the ${kind} limiter`, () => {
-    let world: World;
-    let server: TestRedis | undefined;
-    let store: Store;
-    let one: Instance;
-    let queues = 0;
-    let queue: string;
+onBothStores('', (place) => {
+  const { scenario, open, used, backdate } = place;
+  const acquireAndClaim = async (count: number, limit = 100) => {
+    const { one, queue, world } = place;
+    const ids = await take(one, queue, newIds(count), limit);
+    await world.claim(one.limiter.epoch(), queue, ids);
+    return ids;
+  };
 
-    before(async () => {
-      world = await createWorld(kind);
-      server = kind === 'redis' ? await startRedis() : undefined;
-      store = server ? { url: server.url } : 'postgres';
-      one = await open();
-    });
-    after(async () => {
-      await world.end();
-      await server?.stop();
-    });
-    const open = async (acquireTtlMs = 10_000): Promise<Instance> => {
-      const instance = await world.instance(store, { acquireTtlMs });
-      await eventually(async () => (await instance.limiter.runOnce()).status === 'open');
-      return instance;
-    };
-    /** Makes all slots of the queue look untouched for so long. */
-    const backdate = async (ms: number) => {
-      if (!server) {
-        await world.sql.query('UPDATE limiter_slots SET touched_at = touched_at - $1 WHERE queue = $2', [ms, queue]);
-        return;
-      }
-      const ids = await slotsOf(one, queue);
-      await withRedis(server.url, async (client) => {
-        for (const id of ids) await client.zincrby(`{docsched}:slots:${queue}`, -ms, id);
-      });
-    };
-    const used = async () => (await one.limiter.usage([queue])).get(queue);
-    const acquireAndClaim = async (count: number, limit = 100) => {
-      const ids = await one.limiter.acquire(queue, newIds(count), limit);
-      await world.claim(one.limiter.epoch(), queue, ids);
-      return ids;
-    };
-    const scenario = (name: string, body: () => Promise<void>) =>
-      test(name, async () => {
-        queue = `q${++queues}`;
-        await body();
-        await world.close(await world.openAttempts(queue));
-      });
+  scenario('acquire grants a prefix of the ids up to the limit, and nothing when full', async ({ one, queue }) => {
+    const ids = newIds(5);
+    assert.deepEqual(await take(one, queue, ids, 3), ids.slice(0, 3));
+    assert.deepEqual(await take(one, queue, newIds(2), 3), []);
+    assert.equal(await used(), 3);
+    assert.deepEqual(await slotsOf(one, queue), ids.slice(0, 3).sort());
+  });
 
-    scenario('acquire grants a prefix of the ids up to the limit, and nothing when full', async () => {
-      const ids = newIds(5);
-      assert.deepEqual(await one.limiter.acquire(queue, ids, 3), ids.slice(0, 3));
-      assert.deepEqual(await one.limiter.acquire(queue, newIds(2), 3), []);
-      assert.equal(await used(), 3);
-      assert.deepEqual(await slotsOf(one, queue), ids.slice(0, 3).sort());
-    });
+  scenario('an acquire sent twice takes its slots once', async ({ one, queue }) => {
+    const ids = newIds(3);
+    await take(one, queue, ids, 4);
+    assert.deepEqual(await take(one, queue, ids, 4), ids);
+    assert.deepEqual(await take(one, queue, [newId(), newId(), ...ids], 4).then((granted) => granted.length), 4);
+    assert.equal(await used(), 4);
+  });
 
-    scenario('an acquire sent twice takes its slots once', async () => {
-      const ids = newIds(3);
-      await one.limiter.acquire(queue, ids, 4);
-      assert.deepEqual(await one.limiter.acquire(queue, ids, 4), ids);
-      assert.deepEqual(
-        await one.limiter.acquire(queue, [newId(), newId(), ...ids], 4).then((granted) => granted.length),
-        4,
-      );
-      assert.equal(await used(), 4);
-    });
+  scenario('512 ids go in one call', async ({ one, queue }) => {
+    const ids = newIds(512);
+    assert.deepEqual(await take(one, queue, ids, 1000), ids);
+    assert.deepEqual(await keep(one, queue, ids.slice(0, 256), ids.slice(256), 1000), []);
+    assert.equal(await used(), 256);
+    await one.limiter.release(queue, ids);
+    assert.equal(await used(), 0);
+  });
 
-    scenario('512 ids go in one call', async () => {
-      const ids = newIds(512);
-      assert.deepEqual(await one.limiter.acquire(queue, ids, 1000), ids);
-      assert.deepEqual(await one.limiter.confirm(queue, ids.slice(0, 256), ids.slice(256), 1000), []);
-      assert.equal(await used(), 256);
-      await one.limiter.release(queue, ids);
-      assert.equal(await used(), 0);
-    });
+  scenario('release is idempotent and passes over ids that hold nothing', async ({ one, queue }) => {
+    const ids = await take(one, queue, newIds(3), 3);
+    await one.limiter.release(queue, [ids[0]!, newId()]);
+    await one.limiter.release(queue, [ids[0]!]);
+    assert.equal(await used(), 2);
+    await one.limiter.release(queue, newIds(1000));
+    assert.equal(await used(), 2);
+  });
 
-    scenario('release is idempotent and passes over ids that hold nothing', async () => {
-      const ids = await one.limiter.acquire(queue, newIds(3), 3);
-      await one.limiter.release(queue, [ids[0]!, newId()]);
-      await one.limiter.release(queue, [ids[0]!]);
-      assert.equal(await used(), 2);
-      await one.limiter.release(queue, newIds(1000));
-      assert.equal(await used(), 2);
-    });
+  scenario('queues do not share slots', async ({ one, queue }) => {
+    await take(one, queue, newIds(2), 2);
+    const other = `${queue}-other`;
+    assert.equal((await take(one, other, newIds(2), 2)).length, 2);
+    assert.deepEqual(
+      [...(await one.limiter.usage([other, 'never-used', queue]))],
+      [
+        [other, 2],
+        ['never-used', 0],
+        [queue, 2],
+      ],
+    );
+  });
 
-    scenario('queues do not share slots', async () => {
-      await one.limiter.acquire(queue, newIds(2), 2);
-      const other = `${queue}-other`;
-      assert.equal((await one.limiter.acquire(other, newIds(2), 2)).length, 2);
-      assert.deepEqual(
-        [...(await one.limiter.usage([other, 'never-used', queue]))],
-        [
-          [other, 2],
-          ['never-used', 0],
-          [queue, 2],
-        ],
-      );
-    });
+  scenario('confirm keeps the claimed, gives the unused back, and may be sent twice', async ({ one, queue }) => {
+    const ids = await take(one, queue, newIds(4), 4);
+    for (let sent = 0; sent < 2; sent++) {
+      assert.deepEqual(await keep(one, queue, ids.slice(0, 2), ids.slice(2), 4), []);
+      assert.deepEqual(await slotsOf(one, queue), ids.slice(0, 2).sort());
+    }
+    assert.deepEqual(await keep(one, queue, [], ids.slice(0, 1), 4), []);
+    assert.equal(await used(), 1);
+  });
 
-    scenario('confirm keeps the claimed, gives the unused back, and may be sent twice', async () => {
-      const ids = await one.limiter.acquire(queue, newIds(4), 4);
-      for (let sent = 0; sent < 2; sent++) {
-        assert.deepEqual(await one.limiter.confirm(queue, ids.slice(0, 2), ids.slice(2), 4), []);
-        assert.deepEqual(await slotsOf(one, queue), ids.slice(0, 2).sort());
-      }
-      assert.deepEqual(await one.limiter.confirm(queue, [], ids.slice(0, 1), 4), []);
-      assert.equal(await used(), 1);
-    });
-
-    scenario('a claimed id whose slot is gone takes a free one, else is lost and holds nothing', async () => {
-      const [a, b] = await one.limiter.acquire(queue, newIds(2), 2);
+  scenario(
+    'a claimed id whose slot is gone takes a free one, else is lost and holds nothing',
+    async ({ one, queue }) => {
+      const [a, b] = await take(one, queue, newIds(2), 2);
       await one.limiter.release(queue, [a!, b!]);
-      await one.limiter.acquire(queue, newIds(1), 2);
-      assert.deepEqual(await one.limiter.confirm(queue, [a!, b!], [], 2), [b]);
+      await take(one, queue, newIds(1), 2);
+      assert.deepEqual(await keep(one, queue, [a!, b!], [], 2), [b]);
       assert.equal(await used(), 2);
       assert.ok(!(await slotsOf(one, queue)).includes(b!));
-    });
+    },
+  );
 
-    scenario('after the limit was lowered nothing is acquired, and confirm gives slots back down to it', async () => {
-      const ids = await one.limiter.acquire(queue, newIds(5), 5);
-      assert.deepEqual(await one.limiter.acquire(queue, newIds(1), 3), []);
-      assert.equal((await one.limiter.confirm(queue, ids, [], 3)).length, 2);
+  scenario(
+    'after the limit was lowered nothing is acquired, and confirm gives slots back down to it',
+    async ({ one, queue }) => {
+      const ids = await take(one, queue, newIds(5), 5);
+      assert.deepEqual(await take(one, queue, newIds(1), 3), []);
+      assert.equal((await keep(one, queue, ids, [], 3)).length, 2);
       assert.equal(await used(), 3);
-      assert.deepEqual(await one.limiter.acquire(queue, newIds(1), 3), []);
-    });
+      assert.deepEqual(await take(one, queue, newIds(1), 3), []);
+    },
+  );
 
-    scenario(
-      'any sequence of calls answers like the model, and acquire never lifts the value above its limit',
-      async () => {
-        const ids = newIds(8);
-        const some = fc.uniqueArray(fc.constantFrom(...ids), { maxLength: 6 });
-        const limit = fc.nat({ max: 6 });
-        const step = fc.oneof(
-          fc.record({ call: fc.constant('acquire' as const), ids: some.filter((s) => s.length > 0), limit }),
-          fc.record({ call: fc.constant('confirm' as const), ids: some, split: fc.nat({ max: 6 }), limit }),
-          fc.record({ call: fc.constant('release' as const), ids: some }),
-        );
-        await fc.assert(
-          fc.asyncProperty(fc.array(step, { minLength: 5, maxLength: 25 }), async (steps) => {
-            await one.limiter.release(queue, ids);
-            const model = new Set<string>();
-            for (const s of steps) {
-              if (s.call === 'acquire') {
-                const before = model.size;
-                const granted = await one.limiter.acquire(queue, s.ids, s.limit);
-                assert.deepEqual(
-                  granted,
-                  s.ids.filter((id) => model.has(id) || (model.size < s.limit && model.add(id))),
-                );
-                assert.ok(((await used()) ?? 0) <= Math.max(before, s.limit));
-              } else if (s.call === 'confirm') {
-                const [claimed, unused] = [s.ids.slice(0, s.split), s.ids.slice(s.split)];
-                const lost = await one.limiter.confirm(queue, claimed, unused, s.limit);
-                assert.deepEqual(lost.toSorted(), modelConfirm(model, claimed, unused, s.limit).toSorted());
-              } else {
-                await one.limiter.release(queue, s.ids);
-                for (const id of s.ids) model.delete(id);
-              }
-              assert.deepEqual(await slotsOf(one, queue), [...model].sort());
-              assert.equal(await used(), model.size);
-            }
-          }),
-          { numRuns: 30 },
-        );
-      },
-    );
-
-    scenario('eight clients and a hasty reconciliation never confirm more open attempts than the limit', async () => {
+  scenario(
+    'eight clients and a hasty reconciliation never confirm more open attempts than the limit',
+    async ({ one, queue, world }) => {
       const limit = 5;
       const clients = await Promise.all(Array.from({ length: 8 }, () => open(1)));
       let running = true;
@@ -192,12 +105,12 @@ for (const kind of ['redis', 'postgres'] as const)
       let lostIds = 0;
       const client = async ({ limiter }: Instance) => {
         for (let round = 0; round < 40 || (lostIds === 0 && round < 2_000); round++) {
-          const ids = await limiter.acquire(queue, newIds(1 + Math.floor(Math.random() * 4)), limit);
+          const ids = await take({ limiter }, queue, newIds(1 + Math.floor(Math.random() * 4)), limit);
           if (ids.length === 0) continue;
           const wanted = ids.slice(0, Math.ceil(Math.random() * ids.length));
           if (Math.random() < 0.3) await world.sql.query('SELECT pg_sleep(0.005)');
           const claimed = await world.claim(limiter.epoch(), queue, wanted);
-          const lost = await limiter.confirm(queue, claimed, ids.slice(wanted.length), limit);
+          const lost = await keep({ limiter }, queue, claimed, ids.slice(wanted.length), limit);
           lostIds += lost.length;
           const kept = claimed.filter((id) => !lost.includes(id));
           confirmed += kept.length;
@@ -221,16 +134,19 @@ for (const kind of ['redis', 'postgres'] as const)
       await backdate(20_000);
       await one.limiter.reconcile();
       assert.equal(await used(), 0);
-    });
+    },
+  );
 
-    scenario('without crashes the slots in use equal the open attempts once traffic stops', async () => {
+  scenario(
+    'without crashes the slots in use equal the open attempts once traffic stops',
+    async ({ one, queue, world }) => {
       const clients = await Promise.all(Array.from({ length: 4 }, () => open()));
       await Promise.all(
         clients.map(async ({ limiter }) => {
           for (let round = 0; round < 20; round++) {
-            const ids = await limiter.acquire(queue, newIds(3), 6);
+            const ids = await take({ limiter }, queue, newIds(3), 6);
             const claimed = await world.claim(limiter.epoch(), queue, ids.slice(0, 2));
-            await limiter.confirm(queue, claimed, ids.slice(claimed.length), 6);
+            await keep({ limiter }, queue, claimed, ids.slice(claimed.length), 6);
             const closing = round === 19 ? claimed.slice(1) : claimed;
             await world.close(closing);
             await limiter.release(queue, closing);
@@ -238,140 +154,146 @@ for (const kind of ['redis', 'postgres'] as const)
         }),
       );
       assert.deepEqual(await slotsOf(one, queue), (await world.openAttempts(queue)).sort());
-    });
+    },
+  );
 
-    scenario('reconciliation drops a slot without an open attempt only after ACQUIRE_TTL_MS', async () => {
-      const [young] = await one.limiter.acquire(queue, newIds(1), 5);
-      assert.equal(await reportOf(one), undefined);
-      await backdate(9_000);
-      assert.equal(await reportOf(one), undefined);
-      assert.deepEqual(await slotsOf(one, queue), [young]);
-      await backdate(1_000);
-      assert.deepEqual(await reportOf(one), { queue, dropped: 1, added: 0, drift: 1 });
-      assert.equal(await used(), 0);
-    });
+  scenario('reconciliation drops a slot without an open attempt only after ACQUIRE_TTL_MS', async ({ one, queue }) => {
+    const [young] = await take(one, queue, newIds(1), 5);
+    assert.equal(await reportOf(one), undefined);
+    await backdate(9_000);
+    assert.equal(await reportOf(one), undefined);
+    assert.deepEqual(await slotsOf(one, queue), [young]);
+    await backdate(1_000);
+    assert.deepEqual(await reportOf(one), { queue, dropped: 1, added: 0, drift: 1 });
+    assert.equal(await used(), 0);
+  });
 
-    scenario('reconciliation never drops the slot of an open attempt, however old', async () => {
-      const ids = await acquireAndClaim(2);
-      await backdate(1_000_000);
-      assert.equal(await reportOf(one), undefined);
-      assert.deepEqual(await slotsOf(one, queue), ids.sort());
-    });
+  scenario('reconciliation never drops the slot of an open attempt, however old', async ({ one, queue }) => {
+    const ids = await acquireAndClaim(2);
+    await backdate(1_000_000);
+    assert.equal(await reportOf(one), undefined);
+    assert.deepEqual(await slotsOf(one, queue), ids.sort());
+  });
 
-    scenario('a slot confirmed while a reconciliation is under way keeps its slot', async () => {
-      const [id] = await one.limiter.acquire(queue, newIds(1), 1);
+  scenario('a slot confirmed while a reconciliation is under way keeps its slot', async ({ one, queue, world }) => {
+    const [id] = await take(one, queue, newIds(1), 1);
+    await backdate(20_000);
+    const listed = (await one.backend.list(one.limiter.epoch()!))!;
+    await world.claim(one.limiter.epoch(), queue, [id!]);
+    assert.deepEqual(await keep(one, queue, [id!], [], 1), []);
+    const late = await one.backend.repair(one.limiter.epoch()!, queue, listed.takenAt - 10_000, [id!], {
+      fresh: [],
+      retries: [],
+    });
+    assert.equal(late?.dropped, 0);
+    assert.equal(await used(), 1);
+  });
+
+  scenario(
+    'reconciliation adds an open attempt above the limit; then confirm refuses and nothing is acquired',
+    async ({ one, queue, world }) => {
+      const [sleeper] = await take(one, queue, newIds(1), 1);
       await backdate(20_000);
-      const listed = (await one.backend.list(one.limiter.epoch()!))!;
-      await world.claim(one.limiter.epoch(), queue, [id!]);
-      assert.deepEqual(await one.limiter.confirm(queue, [id!], [], 1), []);
-      const late = await one.backend.repair(one.limiter.epoch()!, queue, listed.takenAt - 10_000, [id!], []);
-      assert.equal(late?.dropped, 0);
-      assert.equal(await used(), 1);
-    });
+      await one.limiter.reconcile();
+      const [other] = await take(one, queue, newIds(1), 1);
+      await world.claim(one.limiter.epoch(), queue, [other!]);
+      assert.deepEqual(await keep(one, queue, [other!], [], 1), []);
+      await world.claim(one.limiter.epoch(), queue, [sleeper!]);
+      assert.deepEqual(await reportOf(one), { queue, dropped: 0, added: 1, drift: -1 });
+      assert.equal(await used(), 2);
+      assert.deepEqual(await take(one, queue, newIds(1), 1), []);
+      assert.deepEqual(await keep(one, queue, [sleeper!], [], 1), [sleeper]);
+      assert.deepEqual(await slotsOf(one, queue), [other]);
+    },
+  );
 
-    scenario(
-      'reconciliation adds an open attempt above the limit; then confirm refuses and nothing is acquired',
-      async () => {
-        const [sleeper] = await one.limiter.acquire(queue, newIds(1), 1);
-        await backdate(20_000);
-        await one.limiter.reconcile();
-        const [other] = await one.limiter.acquire(queue, newIds(1), 1);
-        await world.claim(one.limiter.epoch(), queue, [other!]);
-        assert.deepEqual(await one.limiter.confirm(queue, [other!], [], 1), []);
-        await world.claim(one.limiter.epoch(), queue, [sleeper!]);
-        assert.deepEqual(await reportOf(one), { queue, dropped: 0, added: 1, drift: -1 });
-        assert.equal(await used(), 2);
-        assert.deepEqual(await one.limiter.acquire(queue, newIds(1), 1), []);
-        assert.deepEqual(await one.limiter.confirm(queue, [sleeper!], [], 1), [sleeper]);
-        assert.deepEqual(await slotsOf(one, queue), [other]);
-      },
-    );
+  scenario('two reconciliations at once do what one would', async ({ one, queue }) => {
+    const two = await open();
+    const ids = await acquireAndClaim(3);
+    const orphans = await take(one, queue, newIds(3), 100);
+    await backdate(20_000);
+    await one.limiter.release(queue, ids.slice(0, 2));
+    const [first, second] = await Promise.all([reportOf(one), reportOf(two)]);
+    assert.equal((first?.dropped ?? 0) + (second?.dropped ?? 0), orphans.length);
+    assert.equal((first?.added ?? 0) + (second?.added ?? 0), 2);
+    assert.deepEqual(await slotsOf(one, queue), ids.sort());
+  });
 
-    scenario('two reconciliations at once do what one would', async () => {
-      const two = await open();
-      const ids = await acquireAndClaim(3);
-      const orphans = await one.limiter.acquire(queue, newIds(3), 100);
-      await backdate(20_000);
-      await one.limiter.release(queue, ids.slice(0, 2));
-      const [first, second] = await Promise.all([reportOf(one), reportOf(two)]);
-      assert.equal((first?.dropped ?? 0) + (second?.dropped ?? 0), orphans.length);
-      assert.equal((first?.added ?? 0) + (second?.added ?? 0), 2);
-      assert.deepEqual(await slotsOf(one, queue), ids.sort());
-    });
-
-    scenario('an attempt that closes between reading and adding leaves no slot behind', async () => {
-      const [id] = await acquireAndClaim(1);
+  scenario('an attempt that closes between reading and adding leaves no slot behind', async ({ one, queue, world }) => {
+    const [id] = await acquireAndClaim(1);
+    await one.limiter.release(queue, [id!]);
+    const { repair } = one.backend;
+    one.backend.repair = async (...args) => {
+      await world.close([id!]);
       await one.limiter.release(queue, [id!]);
-      const { repair } = one.backend;
-      one.backend.repair = async (...args) => {
-        await world.close([id!]);
-        await one.limiter.release(queue, [id!]);
-        return repair(...args);
-      };
-      const report = await reportOf(one);
-      one.backend.repair = repair;
-      assert.equal(report?.added, 0);
-      assert.equal(await used(), 0);
-    });
+      return repair(...args);
+    };
+    const report = await reportOf(one);
+    one.backend.repair = repair;
+    assert.equal(report?.added, 0);
+    assert.equal(await used(), 0);
+  });
 
-    scenario('a rebuild starts from the open attempts and nothing else', async () => {
-      const open = await acquireAndClaim(3);
-      await one.limiter.acquire(queue, newIds(2), 100);
-      const before = one.limiter.epoch();
-      await world.sql.query(`UPDATE limiter_state SET epoch = 'elsewhere', seen_at = docsched_now() - 60000`);
-      assert.equal((await one.limiter.runOnce()).status, 'open');
-      assert.notEqual(one.limiter.epoch(), before);
-      assert.deepEqual(await slotsOf(one, queue), open.sort());
-      assert.deepEqual(await world.claim(before, queue, newIds(1)), [], 'a claim under the old epoch is fenced');
-    });
+  scenario('a rebuild starts from the open attempts and nothing else', async ({ one, queue, world }) => {
+    const open = await acquireAndClaim(3);
+    await take(one, queue, newIds(2), 100);
+    const before = one.limiter.epoch();
+    await world.sql.query(`UPDATE limiter_state SET epoch = 'elsewhere', seen_at = docsched_now() - 60000`);
+    assert.equal((await one.limiter.runOnce()).status, 'open');
+    assert.notEqual(one.limiter.epoch(), before);
+    assert.deepEqual(await slotsOf(one, queue), open.sort());
+    assert.deepEqual(await world.claim(before, queue, newIds(1)), [], 'a claim under the old epoch is fenced');
+  });
 
-    scenario('an attempt that closes during a rebuild leaves no slot behind', async () => {
-      const [id] = await acquireAndClaim(1);
-      const { rebuild } = one.backend;
-      one.backend.rebuild = async (...args) => {
-        await world.close([id!]);
-        await one.limiter.release(queue, [id!]);
-        return rebuild(...args);
-      };
-      await world.sql.query(`UPDATE limiter_state SET epoch = 'elsewhere', seen_at = docsched_now() - 60000`);
-      assert.equal((await one.limiter.runOnce()).status, 'open');
-      one.backend.rebuild = rebuild;
-      assert.equal(await used(), 0);
-    });
+  scenario('an attempt that closes during a rebuild leaves no slot behind', async ({ one, queue, world }) => {
+    const [id] = await acquireAndClaim(1);
+    const { rebuild } = one.backend;
+    one.backend.rebuild = async (...args) => {
+      await world.close([id!]);
+      await one.limiter.release(queue, [id!]);
+      return rebuild(...args);
+    };
+    await world.sql.query(`UPDATE limiter_state SET epoch = 'elsewhere', seen_at = docsched_now() - 60000`);
+    assert.equal((await one.limiter.runOnce()).status, 'open');
+    one.backend.rebuild = rebuild;
+    assert.equal(await used(), 0);
+  });
 
-    scenario('of several instances that find the store lost only one rebuild counts', async () => {
-      const ids = await acquireAndClaim(2);
-      const instances = [one, ...(await Promise.all(Array.from({ length: 5 }, () => open())))];
-      for (let time = 0; time < 10; time++) {
-        await world.sql.query(`UPDATE limiter_state SET epoch = $1, seen_at = docsched_now() - 60000`, [newId()]);
-        await Promise.all(instances.map(({ limiter }) => limiter.runOnce()));
-        await eventually(async () => {
-          const states = await Promise.all(instances.map(({ limiter }) => limiter.runOnce()));
-          return states.every(({ status }) => status === 'open');
-        });
-        assert.equal(new Set(instances.map(({ limiter }) => limiter.epoch())).size, 1);
-        assert.equal(one.limiter.epoch(), (await world.inForce()).epoch);
-        assert.deepEqual(await slotsOf(one, queue), ids.sort());
-      }
-    });
+  scenario('of several instances that find the store lost only one rebuild counts', async ({ one, queue, world }) => {
+    const ids = await acquireAndClaim(2);
+    const instances = [one, ...(await Promise.all(Array.from({ length: 5 }, () => open())))];
+    for (let time = 0; time < 10; time++) {
+      await world.sql.query(`UPDATE limiter_state SET epoch = $1, seen_at = docsched_now() - 60000`, [newId()]);
+      await Promise.all(instances.map(({ limiter }) => limiter.runOnce()));
+      await eventually(async () => {
+        const states = await Promise.all(instances.map(({ limiter }) => limiter.runOnce()));
+        return states.every(({ status }) => status === 'open');
+      });
+      assert.equal(new Set(instances.map(({ limiter }) => limiter.epoch())).size, 1);
+      assert.equal(one.limiter.epoch(), (await world.inForce()).epoch);
+      assert.deepEqual(await slotsOf(one, queue), ids.sort());
+    }
+  });
 
-    scenario(
-      'a store that lost its epoch closes the limiter at the next call, and the next look opens it again',
-      async () => {
-        const ids = await acquireAndClaim(2, 2);
-        if (server) await withRedis(server.url, (client) => client.flushall());
-        else await world.sql.query('DELETE FROM limiter_store');
-        await assert.rejects(one.limiter.acquire(queue, newIds(1), 5), LimiterClosed);
-        assert.equal(one.limiter.epoch(), null);
-        assert.equal(one.limiter.state().status, 'closed');
-        await world.forgetProof();
-        assert.deepEqual((await one.limiter.runOnce()).status, 'open');
-        assert.deepEqual(await slotsOf(one, queue), ids.sort());
-        assert.deepEqual(await one.limiter.acquire(queue, newIds(1), 2), []);
-      },
-    );
+  scenario(
+    'a store that lost its epoch closes the limiter at the next call, and the next look opens it again',
+    async ({ one, queue, server, world }) => {
+      const ids = await acquireAndClaim(2, 2);
+      if (server) await withRedis(server.url, (client) => client.flushall());
+      else await world.sql.query('DELETE FROM limiter_store');
+      await assert.rejects(take(one, queue, newIds(1), 5), LimiterClosed);
+      assert.equal(one.limiter.epoch(), null);
+      assert.equal(one.limiter.state().status, 'closed');
+      await world.forgetProof();
+      assert.deepEqual((await one.limiter.runOnce()).status, 'open');
+      assert.deepEqual(await slotsOf(one, queue), ids.sort());
+      assert.deepEqual(await take(one, queue, newIds(1), 2), []);
+    },
+  );
 
-    scenario('a release that could not be delivered is delivered when the store is back', async () => {
+  scenario(
+    'a release that could not be delivered is delivered when the store is back',
+    async ({ one, queue, world }) => {
       const ids = await acquireAndClaim(2);
       const { release } = one.backend;
       one.backend.release = () => Promise.reject(new Error('away'));
@@ -381,30 +303,20 @@ for (const kind of ['redis', 'postgres'] as const)
       one.backend.release = release;
       assert.equal((await one.limiter.runOnce()).status, 'open');
       assert.equal(await used(), 0);
-    });
+    },
+  );
 
-    scenario('slots that an acquire without an answer may have taken are given back', async () => {
-      const { acquire } = one.backend;
-      one.backend.acquire = async (...args) => {
-        await acquire(...args);
-        throw new Error('no answer');
-      };
-      await assert.rejects(one.limiter.acquire(queue, newIds(3), 5), LimiterClosed);
-      one.backend.acquire = acquire;
-      await one.limiter.runOnce();
-      assert.equal(await used(), 0);
-    });
-
-    const reportOf = async ({ limiter }: Instance) => (await limiter.reconcile()).find((r) => r.queue === queue);
+  scenario('slots that an acquire without an answer may have taken are given back', async ({ one, queue }) => {
+    const { acquire } = one.backend;
+    one.backend.acquire = async (...args) => {
+      await acquire(...args);
+      throw new Error('no answer');
+    };
+    await assert.rejects(take(one, queue, newIds(3), 5), LimiterClosed);
+    one.backend.acquire = acquire;
+    await one.limiter.runOnce();
+    assert.equal(await used(), 0);
   });
 
-/** What confirm must do to the slots; returns the lost ids. */
-function modelConfirm(slots: Set<string>, claimed: string[], unused: string[], limit: number): string[] {
-  for (const id of unused) slots.delete(id);
-  return claimed.filter((id) => {
-    if (slots.has(id)) return slots.size > limit && slots.delete(id);
-    if (slots.size >= limit) return true;
-    slots.add(id);
-    return false;
-  });
-}
+  const reportOf = async ({ limiter }: Instance) => (await limiter.reconcile()).find((r) => r.queue === place.queue);
+});

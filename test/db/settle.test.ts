@@ -29,8 +29,8 @@ const taskOf = (queue: string) => world.task(key(queue));
 const inUse = async (queue: string) => (await one.limiter.usage([queue])).get(queue);
 /** Attempt ids of the next claims of the queue. */
 const claim = async (queue: string, room = 1): Promise<string[]> =>
-  (await one.claim(await world.queue(queue), TARGET, room)).tasks.map((task) => task.attempt_id);
-const promote = () => createPromote({ db: one.db, onPromoted: () => {} }).runOnce();
+  (await one.claim(await world.queue(queue), room)).tasks.map((task) => task.attempt_id);
+const promote = () => createPromote({ db: one.db, onPromoted: () => {}, onStopped: () => {} }).runOnce();
 
 /** A queue with one Processing task and its attempt. */
 async function processing(options: { columns?: Record<string, unknown>; maxRetries?: number; priority?: number } = {}) {
@@ -85,13 +85,13 @@ for (const verdict of VERDICTS)
         status_code: RETURNED.includes(verdict) ? null : (Number(settlement.statusCode) as never),
         status_msg: RETURNED.includes(verdict) ? null : 'said',
         finished_at: pending ? null : attempt.closed_at,
-        update_at: attempt.closed_at!,
       };
       const names = Object.keys(wanted) as (keyof TaskState)[];
       assert.deepEqual(Object.fromEntries(names.map((name) => [name, task[name]])), wanted);
       assert.equal(attempt.outcome, verdict === 'expired' ? 'in_doubt_expired' : verdict);
       assert.equal(attempt.error, verdict === 'success' ? null : 'said');
       assert.ok(attempt.closed_at! >= before.started_at!);
+      assert.ok(task.update_at >= attempt.closed_at! && task.update_at > before.update_at);
       await eventually(async () => (await inUse(queue)) === 0);
       assert.equal(
         await settle(attemptId, 'success'),
@@ -353,20 +353,37 @@ test('what stays open keeps its slot: nothing is released for it, nor for an unk
   assert.equal(await inUse(queue), 1);
 });
 
+test('each change of a task moves its revision, also while the clock stands behind it', async () => {
+  const { queue, attemptId } = await processing({ maxRetries: 1 });
+  const ahead = (await world.now()) + HOUR_MS;
+  await world.sql.query('UPDATE task_scheduler_tasks SET update_at = $2 WHERE queue = $1', [queue, ahead]);
+  const changes: (() => Promise<unknown>)[] = [
+    () => progress(attemptId, 1),
+    () => settle(attemptId, 'parser_failed'),
+    promote,
+    () => world.cancel(key(queue)),
+    () => one.db.query('retry_task', [queue, 1, 1]),
+  ];
+  for (const [index, change] of changes.entries()) {
+    await change();
+    assert.equal((await taskOf(queue)).update_at, ahead + index + 1, `change ${index}`);
+  }
+});
+
 test('pushers hear of closed attempts once the slots are free, whether applied or not', async () => {
   const { queue, attemptId } = await processing();
   const cancelled = await processing();
   await world.cancel(key(cancelled.queue));
   for (const id of [attemptId, cancelled.attemptId]) await settle(id, 'success');
   const closed = await eventually(() => {
-    const found = one.closed.filter((row) => [attemptId, cancelled.attemptId].includes(row.attempt_id));
-    return found.length === 2 && found;
+    const found = [attemptId, cancelled.attemptId].map((id) => one.closed.find((row) => row.attempt_id === id));
+    return found.every((row) => row !== undefined) && found;
   });
   assert.deepEqual(
-    (closed || []).map(({ queue, task_id, number, applied, status }) => [queue, task_id, number, applied, status]),
+    (closed || []).map((row) => [row.queue, row.task_id, row.number, row.target, row.applied, row.status]),
     [
-      [queue, '1', 1, true, 2],
-      [cancelled.queue, '1', 1, false, null],
+      [queue, '1', 1, TARGET, true, 2],
+      [cancelled.queue, '1', 1, TARGET, false, null],
     ],
   );
 });

@@ -13,7 +13,7 @@ import { createRetain } from '../../src/watcher/retain.ts';
 import { createWatcher } from '../../src/watcher/watcher.ts';
 import { eventually } from '../support/eventually.ts';
 import { startRedis, type TestRedis } from '../support/redis.ts';
-import { createWorld, type Instance, newId, queueNames, TARGET, type World } from '../support/world.ts';
+import { createWorld, type Instance, newId, queueNames, type World } from '../support/world.ts';
 
 const MINUTE_MS = 60_000;
 const DAY_MS = 86_400_000;
@@ -59,7 +59,9 @@ const set = (queue: string, assignment: string, where = 'true') =>
 const ago = (ms: number): string => `docsched_now() - ${ms}`;
 const statuses = async (queue: string) => (await world.tasks(queue)).map((task) => task.status);
 const claim = async (queue: string, room: number) =>
-  (await one.claim(await world.queue(queue), TARGET, room)).tasks.map((task) => task.attempt_id);
+  (await one.claim(await world.queue(queue), room)).tasks.map((task) => task.attempt_id);
+/** Room for all that a test takes. */
+const LIMITS = { limit: 10_000, retries: 10_000, global: 0, guaranteed: 10_000 };
 const inUse = async (queue: string) => (await one.limiter.usage([queue])).get(queue);
 /** Forgets what the audit has noted so far, runs both at once, and returns the sum of what they say. */
 async function twiceAtOnce(job: (from: Instance) => Promise<{ runOnce(): Promise<number> }>): Promise<number> {
@@ -211,13 +213,21 @@ test('the processing time-out, twice at once over several batches: each attempt 
 // Retention
 
 const retain = async (from = one) => createRetain({ db: from.db, queues: await world.queues() });
-/** Finished tasks of one status. */
-async function fillFinished(queue: string, status: number, count: number, from = 1): Promise<void> {
+const SOME_REASONS = { 2: [null], 3: ['parser_failed', 'refused', 'pending_expired'], 4: ['cancelled', 'retention'] };
+/** Finished tasks of one status, of the given reasons in turn. */
+async function fillFinished(
+  queue: string,
+  status: 2 | 3 | 4,
+  count: number,
+  from = 1,
+  reasons: (string | null)[] = SOME_REASONS[status],
+): Promise<void> {
   await world.fill(queue, 5, count, from);
   await world.sql.query(
-    `UPDATE task_scheduler_tasks SET status = $2, finished_at = docsched_now(), result = '"r"'
+    `UPDATE task_scheduler_tasks
+     SET status = $2, reason = ($3::text[])[1 + task_id % cardinality($3)], finished_at = docsched_now(), result = '"r"'
      WHERE queue = $1 AND status = 0`,
-    [queue, status],
+    [queue, status, reasons],
   );
 }
 
@@ -231,6 +241,24 @@ test('a Success older than success_expired_ms becomes Stopped without its result
   assert.deepEqual([first!.status, first!.reason, first!.result], [4, 'retention', null]);
   assert.ok(first!.finished_at! > (await world.now()) - MINUTE_MS, 'the clean-up counts from here');
   assert.deepEqual([second!.status, second!.result], [2, '"r"']);
+});
+
+test('each change that a job makes of a task raises its revision, whatever the clock says', async () => {
+  const queue = await addQueue();
+  await fillFinished(queue, 2, 1);
+  await world.fill(queue, 5, 1, 2);
+  const ahead = (await world.now()) + DAY_MS;
+  await set(queue, `update_at = ${ahead}, pending_since = 1`);
+  await set(queue, 'finished_at = 1', 'status = 2');
+  await (await retain()).runOnce();
+  await (await expirePending()).runOnce();
+  assert.deepEqual(
+    (await world.tasks(queue)).map((task) => [task.status, task.update_at]),
+    [
+      [4, ahead + 1],
+      [3, ahead + 1],
+    ],
+  );
 });
 
 test('retention leaves Failed and Stopped tasks alone', async () => {
@@ -252,7 +280,8 @@ test('retention, twice at once over several batches: each Success is stopped onc
 
 // Promotion
 
-const promote = async (from = one, onPromoted = () => {}) => createPromote({ db: from.db, onPromoted });
+const promote = async (from = one, onPromoted = () => {}) =>
+  createPromote({ db: from.db, onPromoted, onStopped: () => {} });
 
 test('a delayed task becomes claimable when it is due and not before, and pushers are woken', async () => {
   const queue = await addQueue();
@@ -292,7 +321,7 @@ const clean = async (from = one) => createClean({ db: from.db, queues: await wor
 
 test('Failed and Stopped tasks older than cleanup_after_ms are deleted, younger ones and a Success are not', async () => {
   const queue = await addQueue();
-  for (const [i, status] of [3, 4].entries()) await fillFinished(queue, status, 2, 1 + i * 10);
+  for (const [i, status] of ([3, 4] as const).entries()) await fillFinished(queue, status, 2, 1 + i * 10);
   await fillFinished(queue, 2, 1, 21);
   await set(queue, `finished_at = ${ago(MINUTE_MS + 1)}`);
   await set(queue, `finished_at = ${ago(MINUTE_MS - 5_000)}`, 'task_id % 2 = 0');
@@ -303,6 +332,63 @@ test('Failed and Stopped tasks older than cleanup_after_ms are deleted, younger 
     [12, 4],
     [21, 2],
   ]);
+});
+
+test('Failed, timed out and Stopped tasks are each kept for their own time', async () => {
+  const columns = {
+    cleanup_timed_out_ms: MINUTE_MS,
+    cleanup_stopped_ms: 2 * MINUTE_MS,
+    cleanup_failed_ms: 3 * MINUTE_MS,
+  };
+  const queue = await addQueue({ ...columns, success_expired_ms: 4 * MINUTE_MS });
+  const timedOut = ['pending_expired', 'processing_expired', 'in_doubt_expired'];
+  const failed = ['parser_failed', 'refused', 'try_failed', 'result_too_large', 'a_reason_of_tomorrow'];
+  await fillFinished(queue, 3, 30, 1, timedOut);
+  await fillFinished(queue, 4, 30, 101, ['cancelled', 'superseded', 'retention']);
+  await fillFinished(queue, 3, 30, 201, failed);
+  await fillFinished(queue, 2, 1, 301);
+  const job = await clean();
+  const leftAfter = async (minutes: number) => {
+    await set(queue, `finished_at = ${ago(minutes * MINUTE_MS)}`);
+    await job.runOnce();
+    return [...new Set((await world.tasks(queue)).map((task) => Math.floor(task.task_id / 100)))];
+  };
+  assert.deepEqual(await leftAfter(0.9), [0, 1, 2, 3]);
+  assert.deepEqual(await leftAfter(1.1), [1, 2, 3]);
+  assert.deepEqual(await leftAfter(2.1), [2, 3]);
+  assert.deepEqual(await leftAfter(3.1), [3]);
+  assert.deepEqual(await leftAfter(100), [3], 'a Success becomes Stopped first');
+});
+
+test('each queue keeps what is done for its own time', async () => {
+  const [short, long] = [await addQueue(), await addQueue({ cleanup_failed_ms: DAY_MS, cleanup_stopped_ms: DAY_MS })];
+  for (const queue of [short, long]) {
+    await fillFinished(queue, 3, 1, 1, ['refused']);
+    await fillFinished(queue, 4, 1, 2);
+    await set(queue, `finished_at = ${ago(2 * MINUTE_MS)}`);
+  }
+  await (await clean()).runOnce();
+  assert.deepEqual([await statuses(short), await statuses(long)], [[], [3, 4]]);
+});
+
+test('a task that somebody holds is left to a later clean-up, and keeps none of the others', async () => {
+  const queue = await addQueue();
+  await fillFinished(queue, 3, 3);
+  await set(queue, 'finished_at = 1');
+  const holder = await world.sql.connect();
+  try {
+    await holder.query('BEGIN');
+    await holder.query('SELECT 1 FROM task_scheduler_tasks WHERE queue = $1 AND task_id = 2 FOR UPDATE', [queue]);
+    await (await clean()).runOnce();
+    await holder.query('ROLLBACK');
+  } finally {
+    holder.release();
+  }
+  const left = await world.tasks(queue);
+  assert.deepEqual(
+    left.map((task) => task.task_id),
+    [2],
+  );
 });
 
 /** Closed attempts of no task row, all closed at one moment. */
@@ -416,7 +502,7 @@ async function reconcile(from = one) {
   const job = createReconcile({
     limiter: from.limiter,
     queues: await world.queues(),
-    observeDrift: (queue, value) => void drift.set(queue, value),
+    observe: (queue, value) => void drift.set(queue, value),
     onFreed: () => void freed++,
     log: world.log,
   });
@@ -427,7 +513,7 @@ const ageSlots = (queue: string, ms: number) =>
 
 test('a slot without an open attempt is dropped once it is older than ACQUIRE_TTL_MS, and pushers are woken', async () => {
   const queue = await addQueue();
-  await one.limiter.acquire(queue, [newId(), newId()], 10);
+  await one.limiter.acquire(queue, [newId(), newId()], LIMITS);
   const job = await reconcile();
   await job.runOnce();
   assert.deepEqual([await inUse(queue), job.drift.get(queue), job.freed()], [2, 0, 0]);
@@ -449,12 +535,12 @@ test('an open attempt without a slot gets one, and that wakes nobody', async () 
 
 test('while the limiter is closed there is nothing to reconcile', async () => {
   const queue = await addQueue();
-  await one.limiter.acquire(queue, [newId()], 10);
+  await one.limiter.acquire(queue, [newId()], LIMITS);
   await ageSlots(queue, 20_000);
   const closed = createReconcile({
     limiter: { ...one.limiter, state: () => ({ status: 'closed', reason: 'away', lastOkAgeMs: null }) },
     queues: await world.queues(),
-    observeDrift: () => assert.fail('no drift is known'),
+    observe: () => assert.fail('no drift is known'),
     onFreed: () => {},
     log: world.log,
   });
@@ -468,7 +554,7 @@ test('reconciliation, twice at once over many slots: each is dropped or added on
   const open = [];
   for (let i = 0; i < 3; i++) open.push(...(await claim(queue, 401)));
   await one.limiter.release(queue, open.slice(0, 700));
-  for (let i = 0; i < 2; i++) await one.limiter.acquire(queue, Array.from({ length: 400 }, newId), 10_000);
+  for (let i = 0; i < 2; i++) await one.limiter.acquire(queue, Array.from({ length: 400 }, newId), LIMITS);
   await ageSlots(queue, 20_000);
   assert.equal(await twiceAtOnce(reconcile), 700 + 800);
   assert.equal(await inUse(queue), MANY);
@@ -632,7 +718,7 @@ test('while Redis does not answer, or is away, the fallback serves', async () =>
 test('the watcher runs its jobs on schedule, goes on after a failure, and waits for the run under way at the stop', async () => {
   const finishing = Promise.withResolvers<void>();
   const calls: string[] = [];
-  const observed: [string, number][] = [];
+  const observed: [string, string, number][] = [];
   let slow = 0;
   const job = (name: string, runOnce: () => Promise<number>) => ({ name, schedule: '* * * * * *', runOnce });
   const watcher = createWatcher({
@@ -650,14 +736,20 @@ test('the watcher runs its jobs on schedule, goes on after a failure, and waits 
     ],
     lease: { run: (_job, work) => work() },
     db: world.db,
-    observe: (name, changed) => void observed.push([name, changed]),
+    observe: (name, outcome, changed) => void observed.push([name, outcome, changed]),
     log: world.log,
   });
   assert.equal(watcher.lastOkAgeMs(), null);
   watcher.start();
   await eventually(() => calls.filter((name) => name === 'fails').length >= 2);
-  await eventually(() => observed.length >= 2);
-  assert.deepEqual(observed[0], ['works', 3]);
+  await eventually(() => observed.length >= 4);
+  assert.deepEqual(
+    ['fails', 'works'].map((name) => observed.find(([one]) => one === name)),
+    [
+      ['fails', 'failed', 0],
+      ['works', 'ran', 3],
+    ],
+  );
   assert.ok(watcher.lastOkAgeMs()! < 5_000);
   assert.equal(slow, 1, 'never two runs of a job at once');
   let stopped = false;

@@ -35,7 +35,7 @@ describe('a refused port with a backlog', { concurrency: true }, () => {
       const parser = await place.replaceParser();
       parser.autoCallback();
       await eventually(async () => assert.deepEqual(await place.countTasks(), { Success: TASKS }), {
-        timeoutMs: 30_000,
+        timeoutMs: 60_000,
       });
       assert.equal(parser.pushes.length, TASKS);
       assert.ok(parser.outstanding.surely.max <= 10);

@@ -14,6 +14,7 @@ import { createServer } from '../../src/http.ts';
 import { createInserterRoutes } from '../../src/inserter/route.ts';
 import { createLog } from '../../src/log.ts';
 import { createMetrics } from '../../src/metrics.ts';
+import { createQueueRoutes } from '../../src/queue-routes.ts';
 import { createReceiverRoutes } from '../../src/receiver/route.ts';
 import { STATUS, type Status } from '../../src/task.ts';
 import { createTaskRoutes } from '../../src/tasks.ts';
@@ -1030,9 +1031,10 @@ describe('the service itself', () => {
     const none = {} as never;
     const log = createLog('silent');
     const routers: Router[] = [
-      createHealth({ db: none, limiter: none, checks: [], metrics: createMetrics(), notes: () => [], log }).router,
-      createInserterRoutes({ inserter: none, queues: none, payloadMaxBytes: 1, batchMaxBytes: 1 }),
-      createReceiverRoutes({ db: none, settler: none, resultMaxBytes: 1, count: none }),
+      createHealth({ db: none, limiter: none, checks: [], metrics: createMetrics({ version: '0' }), notes: () => [], log }).router,
+      createInserterRoutes({ inserter: none, queues: none, batchMaxBytes: 1 }),
+      createReceiverRoutes({ db: none, queues: none, settler: none, batchMaxBytes: 1, count: none }),
+      createQueueRoutes({ db: none, queues: none, redrive: none }),
       createTaskRoutes({ db: none, queues: none, waiter: none, onRetried: none, onFreed: none }),
     ];
     const served = routers.flatMap((router) =>

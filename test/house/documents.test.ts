@@ -2,10 +2,12 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
+import { z } from 'zod';
 import { SETTINGS } from '../../src/config.ts';
 import { ERROR_CODES } from '../../src/errors.ts';
 import { createMetrics } from '../../src/metrics.ts';
 import { openApiDocument } from '../../src/openapi.ts';
+import { queueSettings, redriveRequest } from '../../src/queue-shape.ts';
 
 const read = (path: string) => readFileSync(new URL(`../../${path}`, import.meta.url), 'utf8');
 
@@ -41,7 +43,7 @@ test('docs/errors.md lists every error code with its status and title', () => {
 
 test('docs/metrics.md lists every metric with its type, labels and help', async () => {
   const documented = rows(read('docs/metrics.md')).filter(([name]) => name!.startsWith('docsched_'));
-  const all = await createMetrics().registry.getMetricsAsJSON();
+  const all = await createMetrics({ version: '0' }).registry.getMetricsAsJSON();
   const actual = all.filter(({ name }) => name.startsWith('docsched_'));
   assert.deepEqual(
     documented.map(([name, type, , help]) => [name, type, help]),
@@ -59,6 +61,23 @@ test('docs/metrics.md lists every metric with its type, labels and help', async 
   }
 });
 
+test('docs/queues.md lists every setting of a queue, and every member of a redrive', () => {
+  const { properties, required: _ } = z.toJSONSchema(queueSettings, { io: 'input', unrepresentable: 'any' });
+  const members = (of: unknown): string[] => Object.keys((of as { properties?: object } | undefined)?.properties ?? {});
+  const object = (of: unknown) => (of as { anyOf?: unknown[] }).anyOf?.[0] as { items?: unknown } | undefined;
+  const names = Object.entries(properties!).flatMap(([name, of]) => {
+    if (name === 'queue') return [];
+    if (name === 'targets') return [name, ...members(object(of)?.items).map((member) => `targets[].${member}`)];
+    const own = name === 'priority_weights' ? [] : members(object(of));
+    return own.length === 0 ? [name] : own.map((member) => `${name}.${member}`);
+  });
+  const documented = [...read('docs/queues.md').matchAll(/^\| `([\w.[\]]+)` \|/gm)].map(([, name]) => name!);
+  assert.deepEqual(
+    documented.toSorted(),
+    [...names, ...members(z.toJSONSchema(redriveRequest, { io: 'input' }))].toSorted(),
+  );
+});
+
 test('the README names every route of /openapi.json', () => {
   const readme = read('README.md');
   const paths = Object.keys(openApiDocument().paths as object).map((path) => path.replace('{task_version}', '{v}'));
@@ -73,5 +92,5 @@ test('every reason a statement gives is explained in docs/errors.md', () => {
   const explained = rows(read('docs/errors.md')).filter(([, state]) => /^(Failed|Stopped)$/.test(state!));
   const names = explained.map(([name]) => name).toSorted();
   const known = ['cancelled', 'in_doubt_expired', 'parser_failed', 'pending_expired', 'processing_expired', 'refused'];
-  assert.deepEqual(names, [...known, 'result_too_large', 'retention', 'try_failed']);
+  assert.deepEqual(names, [...known, 'result_too_large', 'retention', 'superseded', 'try_failed']);
 });

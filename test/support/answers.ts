@@ -13,6 +13,8 @@ export type PushBody = {
   deadline: number;
   callback_url: string;
   progress_url: string;
+  /** In batches only. */
+  traceparent?: string;
 };
 /** One pushed attempt. A batch push gives one Push a task, all with the same `headers`, `raw` and `atMs`. */
 export type Push = {
@@ -50,6 +52,23 @@ export const finish =
   ([push], _req, res) => {
     const text = reportText(typeof report === 'function' ? report(push!) : report);
     res.writeHead(200, { 'content-type': 'application/json' }).end(text);
+  };
+
+/** An entry of the answer to a batch. `rawResult` is JSON text, sent as it is. */
+export type Entry = Record<string, unknown> & { http_status: number; rawResult?: string };
+
+/** 200 to a batch, with an entry for each task that is given one. */
+export const results =
+  (entryOf: (push: Push) => Entry | null): Answer =>
+  (pushes, _req, res) => {
+    const entries = pushes.flatMap((push) => {
+      const entry = entryOf(push);
+      if (entry === null) return [];
+      const { rawResult, ...members } = entry;
+      const text = JSON.stringify({ attempt_id: push.body.attempt_id, ...members });
+      return rawResult === undefined ? text : `${text.slice(0, -1)},"result":${rawResult}}`;
+    });
+    res.writeHead(200, { 'content-type': 'application/json' }).end(`{"results":[${entries.join(',')}]}`);
   };
 
 /** Reads the push and never answers. */

@@ -132,6 +132,16 @@ export const post = (instance: RunningService, path: string, body: unknown = {})
     body: JSON.stringify(body),
   });
 
+/** Sets a queue to these settings and no others; the instance obeys them from then on. */
+export async function setQueue(instance: RunningService, queue: string, settings: Record<string, unknown>) {
+  const { status, body } = await send(`${instance.url}/v1/queues/${queue}`, {
+    method: 'PUT',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify(settings),
+  });
+  if (status >= 300) throw new Error(`${status}: ${JSON.stringify(body)}`);
+}
+
 /** One submit; version 1 and payload null unless named. Resolves with whatever is answered. */
 export const submit = (instance: RunningService, task: Submit): Promise<Answered> =>
   post(instance, '/v1/tasks', { task_version: 1, payload: null, ...task });

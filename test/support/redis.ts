@@ -2,23 +2,16 @@
  * A private Redis (or Valkey) for a test file: own port, own directory, no persistence, never evicting.
  * It can be stopped, killed, frozen, restarted empty, and restarted from an older snapshot.
  */
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import {
-  accessSync,
-  constants,
-  copyFileSync,
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  rmSync,
-  writeFileSync,
-} from 'node:fs';
-import { connect, createServer } from 'node:net';
+import { copyFileSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs';
+import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
-import { delimiter, join } from 'node:path';
+import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { freePort } from './ports.ts';
 import { endWithThisProcess } from './process.ts';
+import { findProgram } from './program.ts';
 
 export type TestRedis = {
   url: string;
@@ -39,48 +32,15 @@ export type TestRedis = {
   resume(): void;
 };
 
-const NAMES = ['redis-server', 'valkey-server'];
-const MISSING =
-  'the tests need Redis: install redis-server (Debian: apt-get install redis-server; macOS: brew install redis) or valkey-server';
+const REDIS = {
+  names: ['redis-server', 'valkey-server'],
+  debianPackage: 'redis-server',
+  hint: 'the tests need Redis: install redis-server (Debian: apt-get install redis-server; macOS: brew install redis) or valkey-server',
+};
 const START_TIMEOUT_MS = 10_000;
 
-function onPath(): string | undefined {
-  const places = `${process.env.PATH ?? ''}${delimiter}/usr/sbin${delimiter}/usr/local/bin`.split(delimiter);
-  return NAMES.flatMap((name) => places.map((place) => join(place, name))).find((path) => {
-    try {
-      accessSync(path, constants.X_OK);
-      return true;
-    } catch {
-      return false;
-    }
-  });
-}
-
-/** Path of the server program. Installs it on Debian as root when it is missing; otherwise throws one line. */
-export function findRedis(): string {
-  const found = onPath();
-  if (found) return found;
-  if (process.getuid?.() === 0 && existsSync('/usr/bin/apt-get')) installOnDebian();
-  const installed = onPath();
-  if (!installed) throw new Error(MISSING);
-  return installed;
-}
-
-/** policy-rc.d is Debian's own way to install a package without its system service being started. */
-function installOnDebian(): void {
-  const policy = '/usr/sbin/policy-rc.d';
-  const hadPolicy = existsSync(policy);
-  if (!hadPolicy) writeFileSync(policy, '#!/bin/sh\nexit 101\n', { mode: 0o755 });
-  try {
-    for (const args of [['update'], ['install', '--yes', '--no-install-recommends', 'redis-server']]) {
-      const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' };
-      const done = spawnSync('apt-get', ['-qq', ...args], { env, stdio: ['ignore', 'ignore', 'inherit'] });
-      if (done.status !== 0) throw new Error(`${MISSING} (apt-get ${args[0]} failed)`);
-    }
-  } finally {
-    if (!hadPolicy) rmSync(policy);
-  }
-}
+/** Path of the server program; installs it where it can (program.ts). */
+export const findRedis = (): string => findProgram(REDIS);
 
 /** `args` are appended to the command line and win, e.g. ['--appendonly', 'yes']. */
 export async function startRedis(options: { port?: number; dir?: string; args?: string[] } = {}): Promise<TestRedis> {
@@ -176,15 +136,5 @@ function command(port: number, text: string): Promise<string> {
     });
     socket.on('error', reject);
     socket.on('close', () => reject(new Error('redis closed the connection')));
-  });
-}
-
-function freePort(): Promise<number> {
-  return new Promise((settle, reject) => {
-    const probe = createServer().once('error', reject);
-    probe.listen(0, '127.0.0.1', () => {
-      const address = probe.address();
-      probe.close(() => settle(typeof address === 'object' && address ? address.port : 0));
-    });
   });
 }

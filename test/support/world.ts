@@ -1,6 +1,7 @@
 /**
  * The service's core in process, without HTTP: a database of its own, queues with the contract's defaults, and any
- * number of instances, each with a pool, limiter, settler, chooser and claimer like a process of its own.
+ * number of instances, each with a pool, limiter and settler, and for each queue a chooser, targets and claimer, like a
+ * process of its own.
  */
 import { randomBytes } from 'node:crypto';
 import pg from 'pg';
@@ -10,12 +11,16 @@ import { createInserter } from '../../src/inserter/inserter.ts';
 import type { Backend } from '../../src/limiter/backend.ts';
 import { createLimiter, type Limiter } from '../../src/limiter/limiter.ts';
 import { createPostgresBackend } from '../../src/limiter/postgres.ts';
+import { createRedisBackend } from '../../src/limiter/redis.ts';
 import { createLog } from '../../src/log.ts';
 import { createChooser } from '../../src/pusher/chooser.ts';
-import { createClaimer } from '../../src/pusher/claim.ts';
-import { createQueues, type Queue, type Queues } from '../../src/queues.ts';
+import { type ClaimRound, createClaimer } from '../../src/pusher/claim.ts';
+import { createTargets, type Targets } from '../../src/pusher/targets.ts';
+import { createQueues, limitsOf, type Queue, type Queues, type Target } from '../../src/queues.ts';
 import { type ClosedAttempt, createSettler } from '../../src/receiver/settle.ts';
-import { loadStatements } from '../../src/schema.ts';
+import { createRedis } from '../../src/redis.ts';
+import { loadScripts, loadStatements } from '../../src/schema.ts';
+import { eventually } from './eventually.ts';
 import { freshDatabase } from './postgres.ts';
 
 export type World = Awaited<ReturnType<typeof createWorld>>;
@@ -67,9 +72,12 @@ export type AttemptState = {
   progress_at: number | null;
   progress_percent: number | null;
   progress_message: string | null;
+  retry: boolean;
   outcome: string | null;
   error: string | null;
 };
+
+type Claim = (queue: Queue, room: number) => Promise<ClaimRound>;
 
 export type InstanceOptions = {
   /** Sets the chooser's phase. */
@@ -80,7 +88,9 @@ export type InstanceOptions = {
   over?: (db: Db) => Db;
 };
 
+/** What a queue without targets is claimed for. */
 export const TARGET = 'http://parser.test/parse';
+export const targetAt = (url: string): Target => ({ url, mode: 'async', batch: 1, push_timeout_ms: 10_000 });
 export const newId = (): string => randomBytes(16).toString('base64url');
 
 const log = createLog('silent');
@@ -92,8 +102,8 @@ const types: pg.CustomTypesConfig = {
     oid === pg.types.builtins.INT8 ? Number : pg.types.getTypeParser(oid, format)) as typeof pg.types.getTypeParser,
 };
 
-/** `name` begins the database's name. `end` it in an `after`. */
-export async function createWorld(name: string) {
+/** `name` begins the database's name; `redisUrl`: where the slots are, if not in it. `end` it in an `after`. */
+export async function createWorld(name: string, { redisUrl }: { redisUrl?: string } = {}) {
   const database = await freshDatabase(name);
   const sql = new pg.Pool({ connectionString: database.url, max: 10, types });
   sql.on('error', () => {});
@@ -152,14 +162,14 @@ export async function createWorld(name: string) {
       );
       return outcomes.map(({ outcome }) => outcome);
     },
-    /** `count` Pending tasks of version 1, without the inserter: ids from `from` on. */
-    fill: (queue: string, level: number, count: number, from = 1) =>
+    /** `count` Pending tasks of version 1, without the inserter: ids from `from` on; retries when `retryCount` is not 0. */
+    fill: (queue: string, level: number, count: number, from = 1, retryCount = 0) =>
       sql.query(
         `INSERT INTO task_scheduler_tasks (queue, task_id, task_version, id, place, status, priority, level, payload,
-           max_retries, pending_since, create_at, update_at)
-         SELECT $1, n, 1, i, i, 0, $2, $2, '{}', 3, docsched_now(), docsched_now(), docsched_now()
+           max_retries, retry_count, pending_since, create_at, update_at)
+         SELECT $1, n, 1, i, i, 0, $2, $2, '{}', 3, $5, docsched_now(), docsched_now(), docsched_now()
          FROM (SELECT n, nextval('task_ids') AS i FROM generate_series($3::bigint, $3::bigint + $4 - 1) n) f`,
-        [queue, level, from, count],
+        [queue, level, from, count, retryCount],
       ),
     tasks: (queue = 'default') =>
       numbers<TaskState>('SELECT * FROM task_scheduler_tasks WHERE queue = $1 ORDER BY task_id, task_version', [queue]),
@@ -202,6 +212,12 @@ export async function createWorld(name: string) {
     },
   };
 
+  function redisBackend(url: string): Backend {
+    const redis = createRedis({ url, scripts: loadScripts(), log });
+    endings.push(() => redis.close());
+    return createRedisBackend({ redis });
+  }
+
   /** Nothing runs by itself. `closed`: what the settler reported; `released`: ids it gave to the limiter's release. */
   async function createInstance({
     random = Math.random,
@@ -209,13 +225,14 @@ export async function createWorld(name: string) {
     over = (db) => db,
   }: InstanceOptions) {
     const db = openDb(4);
-    const backend: Backend = createPostgresBackend({ db });
+    const backend: Backend = redisUrl ? redisBackend(redisUrl) : createPostgresBackend({ db });
     const limiter: Limiter = createLimiter({
       backend,
       db,
       log,
       instanceId: newId(),
       acquireTtlMs: 10_000,
+      wantTtlMs: 10_000,
       onOpen: () => {},
     });
     const released: string[] = [];
@@ -231,9 +248,29 @@ export async function createWorld(name: string) {
       },
       onClosed: (attempts) => void closed.push(...attempts),
     });
-    const { claim } = createClaimer({ db: over(db), limiter: between(limiter), chooser: createChooser(random), log });
-    while ((await limiter.runOnce()).status !== 'open');
-    return { db, limiter, settler, claim, released, closed };
+    const lanes = new Map<string, { claim: Claim; targets: Targets; queue: Queue; woken: number }>();
+    const laneOf = (queue: Queue) => {
+      const settings = queue.targets.length > 0 ? queue : { ...queue, targets: [targetAt(TARGET)] };
+      const found = lanes.get(queue.queue);
+      if (found) return Object.assign(found, { queue: settings });
+      const wake = () => {
+        lane.woken += 1;
+      };
+      const targets = createTargets({ db: over(db), queue: () => lane.queue, wake, log });
+      endings.push(() => targets.stop());
+      const chooser = createChooser(random);
+      const limits = (one: Queue) => limitsOf(one, [one], 0);
+      const { claim } = createClaimer({ db: over(db), limiter: between(limiter), chooser, targets, limits, log });
+      const lane = { claim, targets, queue: settings, woken: 0 };
+      lanes.set(queue.queue, lane);
+      return lane;
+    };
+    const claim = (queue: Queue, room: number): Promise<ClaimRound> => {
+      const lane = laneOf(queue);
+      return lane.claim(lane.queue, room);
+    };
+    await eventually(async () => (await limiter.runOnce()).status === 'open');
+    return { db, limiter, settler, claim, laneOf, released, closed };
   }
 }
 

@@ -1,7 +1,13 @@
 /** The parser-answer table of the contract, row by row. */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { type PushReply, readAnswer, readRetryAfter } from '../../src/pusher/answer.ts';
+import {
+  type PushAnswer,
+  type PushReply,
+  readAnswer,
+  readBatchAnswer,
+  readRetryAfter,
+} from '../../src/pusher/answer.ts';
 
 const NOW = Date.UTC(2030, 0, 1, 12);
 const HOUR_MS = 3_600_000;
@@ -101,7 +107,7 @@ test('Retry-After changes the meaning of no other status', () => {
 
 test('Retry-After is read as seconds or as a date, from nothing to one hour', () => {
   const date = (ms: number) => new Date(NOW + ms).toUTCString();
-  const cases: [header: string | undefined, ms: number][] = [
+  const cases: [header: string, ms: number][] = [
     ['0', 0],
     ['1', 1_000],
     [' 30 ', 30_000],
@@ -114,7 +120,6 @@ test('Retry-After is read as seconds or as a date, from nothing to one hour', ()
     [date(0), 0],
     [date(-60_000), 0],
     ['Fri, 31 Dec 9999 23:59:59 GMT', HOUR_MS],
-    [undefined, 1_000],
     ['', 1_000],
     ['soon', 1_000],
     ['NaN', 1_000],
@@ -163,4 +168,126 @@ test("the message quotes the parser's own words, and not at length", () => {
   assert.equal(words(500, ''), 'the parser answered 500');
   assert.equal(words(400, '{"detail":{"a":1}}'), 'the parser answered 400');
   assert.ok(words(400, 'x'.repeat(1_000_000)).length < 400);
+});
+
+const IDS = ['attempt-1', 'attempt-2', 'attempt-3'];
+const batchAnswer = (status: number, body?: string, more?: { retryAfter?: string; truncated?: boolean }) =>
+  readBatchAnswer(response(status, body, more), IDS, NOW);
+/** What a batch is told of its first attempt, when its entry has these members. */
+const entry = (members: string): PushAnswer =>
+  batchAnswer(200, `{"results":[{"attempt_id":"attempt-1",${members}}]}`)[0]!;
+
+test('a batch: any answer but a 2xx with results is meant for all alike', () => {
+  for (let status = 200; status < 600; status++) {
+    const answers = batchAnswer(status, '', { retryAfter: '5' });
+    const kind = status === 503 ? 'busy' : expectedKind(status);
+    assert.deepEqual(
+      answers.map((answer) => answer.kind),
+      IDS.map(() => kind),
+      `status ${status}`,
+    );
+  }
+  for (const answer of batchAnswer(429, '', { retryAfter: '7' }))
+    assert.equal(answer.kind === 'busy' && answer.afterMs, 7_000);
+  const replies: [PushReply, string][] = [
+    [{ kind: 'failure', sent: true, error: 'reset' }, 'in_doubt'],
+    [{ kind: 'failure', sent: false, error: 'refused' }, 'broken'],
+    [{ kind: 'unsent', error: 'late' }, 'unsent'],
+  ];
+  for (const [reply, kind] of replies)
+    assert.deepEqual(
+      readBatchAnswer(reply, IDS, NOW).map((answer) => answer.kind),
+      IDS.map(() => kind),
+    );
+});
+
+test('a batch: a 202 is accepted whatever its body says', () => {
+  const results = '{"results":[{"attempt_id":"attempt-1","http_status":422}]}';
+  for (const body of ['', results, 'x'])
+    assert.deepEqual(
+      batchAnswer(202, body),
+      IDS.map(() => ({ kind: 'accepted' })),
+    );
+});
+
+test('a batch: a 2xx without results is accepted, and never one outcome for all', () => {
+  const bodies = ['', '{}', 'ok', '[]', '{"results":{}}', '{"results":null}', '{"results":[{"att', '{"status_code":0}'];
+  for (const body of bodies)
+    assert.deepEqual(
+      batchAnswer(200, body),
+      IDS.map(() => ({ kind: 'accepted', unclear: true })),
+      body,
+    );
+});
+
+test('a batch: each attempt is told apart by its id, in any order; one left out is in doubt', () => {
+  const answers = batchAnswer(
+    200,
+    `{"results":[
+      {"attempt_id":"attempt-3","http_status":200,"status_code":0,"result":{"n":3}},
+      {"attempt_id":"of-somebody-else","http_status":200,"status_code":0,"result":"stolen"},
+      {"attempt_id":"attempt-1","http_status":422,"detail":"no text layer"}]}`,
+  );
+  assert.deepEqual(answers[0], { kind: 'refused', message: 'the parser answered 422: no text layer' });
+  assert.equal(answers[1]!.kind, 'in_doubt');
+  assert.deepEqual(answers[2], { kind: 'done', statusCode: '0', statusMsg: null, result: '{"n":3}' });
+  for (const answer of batchAnswer(200, '{"results":[]}')) assert.equal(answer.kind, 'in_doubt');
+});
+
+test('a batch: an entry has exactly the meaning of its http_status, as an answer of its own', () => {
+  for (let status = 200; status < 600; status++) {
+    assert.equal(entry(`"http_status":${status}`).kind, expectedKind(status), `status ${status}`);
+    const slowed = entry(`"http_status":${status},"retry_after_s":5`);
+    assert.equal(slowed.kind, status === 503 ? 'busy' : expectedKind(status), `status ${status}`);
+  }
+});
+
+test('a batch: an entry without an HTTP status leaves its attempt in doubt', () => {
+  for (const status of ['null', '"200"', '200.5', '0', '199', '600', '-200', '1e3', '{}', 'true'])
+    assert.equal(entry(`"http_status":${status},"status_code":0`).kind, 'in_doubt', status);
+  assert.equal(entry('"status_code":0').kind, 'in_doubt');
+  for (const element of ['null', '1', '"attempt-1"', '["attempt-1"]', '{}', '{"attempt_id":["attempt-1"]}'])
+    assert.equal(batchAnswer(200, `{"results":[${element}]}`)[0]!.kind, 'in_doubt', element);
+});
+
+test('a batch: retry_after_s is in seconds, from nothing to one hour', () => {
+  const cases: [seconds: string, ms: number][] = [
+    ['0', 100],
+    ['0.5', 500],
+    ['7', 7_000],
+    ['3601', HOUR_MS],
+    ['1e300', HOUR_MS],
+    ['-5', 100],
+    ['"7"', 1_000],
+    ['null', 1_000],
+    ['{}', 1_000],
+  ];
+  for (const [seconds, ms] of cases) {
+    const answer = entry(`"http_status":429,"retry_after_s":${seconds}`);
+    assert.equal(answer.kind === 'busy' && answer.afterMs, ms, seconds);
+  }
+  assert.equal(entry('"http_status":503,"retry_after_s":null').kind, 'try_failed');
+});
+
+test('a batch: results keep their own bytes', () => {
+  const result = '{ "big": 12345678901234567890.10, "b":1, "a":[2, {"attempt_id":"attempt-1"}], "nul":"\\u0000" }';
+  const answer = entry(`"result": ${result} , "http_status":200,"status_code":"0","status_msg":"fine"`);
+  assert.deepEqual(answer, { kind: 'done', statusCode: '0', statusMsg: 'fine', result });
+});
+
+test('a batch: of several entries of one attempt the first counts', () => {
+  const body = `{"results":[{"attempt_id":"attempt-1","http_status":202},{"attempt_id":"attempt-1","http_status":500}]}`;
+  assert.deepEqual(batchAnswer(200, body)[0], { kind: 'accepted' });
+});
+
+test('a batch: an answer longer than allowed is a result too large for one attempt alone, else in doubt', () => {
+  const long = response(200, '{"results":[{"attempt_id":"attempt-1","http_status":200,', { truncated: true });
+  assert.deepEqual(
+    readBatchAnswer(long, ['attempt-1'], NOW).map(({ kind }) => kind),
+    ['result_too_large'],
+  );
+  assert.deepEqual(
+    readBatchAnswer(long, IDS, NOW).map(({ kind }) => kind),
+    ['in_doubt', 'in_doubt', 'in_doubt'],
+  );
 });

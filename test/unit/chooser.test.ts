@@ -27,8 +27,8 @@ function take(line: Line, backlog: Backlog, room: number): number[] {
 }
 
 function claim(chooser: Chooser, weights: number[], backlog: Backlog, room: number): number[] {
-  const levels = take(chooser.line(weights), backlog, room);
-  chooser.record(levels);
+  const levels = take(chooser.line(weights, false), backlog, room);
+  chooser.record(levels.map((level) => ({ level, retry: false })));
   return levels;
 }
 
@@ -161,9 +161,9 @@ test('the phase decides where the second level falls, so that instances do not m
 
 test('positions stay exact after millions of turns', () => {
   const chooser = chooserAt(0.5);
-  const line = chooser.line(DEFAULT);
+  const line = chooser.line(DEFAULT, false);
   for (let i = 0; i < 20_000; i++) claimMany(chooser, DEFAULT, endless(1, 2, 5), [128]);
-  const after = chooser.line(DEFAULT);
+  const after = chooser.line(DEFAULT, false);
   for (const [i, start] of after.starts.entries()) assert.ok(Math.abs(start) <= line.strides[i]! * 1.0001);
 });
 
@@ -180,6 +180,69 @@ test('up to eight instances together give level 5 at least 15% of any 200 consec
       },
     ),
     { numRuns: 50 },
+  ));
+
+test('the lane that had the last turn of a level leaves the next one to the other', () => {
+  const chooser = chooserAt(0.5);
+  const firsts = () => chooser.line(DEFAULT, false).retryFirst;
+  assert.deepEqual(firsts(), [false, false, false, false, false]);
+  chooser.record([
+    { level: 1, retry: false },
+    { level: 1, retry: true },
+    { level: 2, retry: false },
+  ]);
+  assert.deepEqual(firsts(), [false, true, false, false, false]);
+  chooser.record([{ level: 1, retry: false }]);
+  assert.deepEqual(firsts(), [true, true, false, false, false]);
+  chooser.record([]);
+  assert.deepEqual(firsts(), [true, true, false, false, false]);
+});
+
+test('over all levels the lane that had the last turn leaves the next one to the other', () => {
+  const chooser = chooserAt(0.5);
+  const turns = [false, true, true, false].map((retry, i) => {
+    chooser.record([{ level: 1 + i, retry }]);
+    return chooser.line(DEFAULT, true).retryTurn;
+  });
+  assert.deepEqual(turns, [true, false, false, true]);
+});
+
+/** Claims of one, where the lanes take turns over all levels and each has endless backlogs at some of them. */
+function claimAcross(
+  chooser: Chooser,
+  weights: number[],
+  fresh: readonly number[],
+  retries: readonly number[],
+): string {
+  const line = chooser.line(weights, true);
+  const lane = line.retryTurn ? retries : fresh;
+  const starts = line.retryTurn ? line.retryStarts : line.starts;
+  const next = (level: number) => starts[level - 1]! + line.strides[level - 1]!;
+  const level = lane.toSorted((a, b) => next(a) - next(b) || a - b)[0]!;
+  chooser.record([{ level, retry: line.retryTurn! }]);
+  return `${line.retryTurn ? 'r' : 'n'}${level}`;
+}
+
+test('where lanes take turns over all levels, up to eight instances still give level 5 its 15% of any 200 claims', () =>
+  fc.assert(
+    fc.property(
+      fc.constantFrom([1], [5], [1, 5]),
+      fc.array(fc.nat(7), { minLength: 300, maxLength: 300 }),
+      fc.integer({ min: 1, max: 8 }),
+      fc.array(fc.double({ min: 0, max: 0.999, noNaN: true }), { minLength: 40, maxLength: 40 }),
+      (retries, turns, instances, phases) => {
+        const choosers = Array.from({ length: instances }, (_, i) => createChooser(stepping(...phases.slice(i * 5))));
+        const claimed = turns.map((who) => claimAcross(choosers[who % instances]!, DEFAULT, [1, 5], retries));
+        const levels = claimed.map((one) => Number(one[1]));
+        assert.ok(spread(levels, 5, 200)[0] >= 30, `${claimed}`);
+        const lanes = claimed.map((one) => (one[0] === 'r' ? 1 : 0));
+        const [least, most] = spread(lanes, 1, 200);
+        assert.ok(least >= 100 - instances && most <= 100 + instances, `${least} to ${most} retries`);
+        const fresh5 = claimed.filter((one) => one === 'n5').length;
+        assert.ok(fresh5 >= 8, `${fresh5} new ones of level 5`);
+      },
+    ),
+    { numRuns: 300 },
   ));
 
 /** The values in turn, then again from the first. */

@@ -28,30 +28,55 @@ const OPENINGS = [
 for (const [when, held, inForce, plan] of OPENINGS)
   test(`opening: ${when} -> ${plan}`, () => assert.equal(planOpening(held, inForce, ME), plan));
 
-const slots = (entries: Record<string, Record<string, number>>) =>
-  new Map(Object.entries(entries).map(([queue, ids]) => [queue, new Map(Object.entries(ids))]));
-const open = (entries: Record<string, string[]>) => new Map(Object.entries(entries));
+/** Touched at; a retry's by `[touchedAt]`. */
+const slots = (entries: Record<string, Record<string, number | [number]>>) =>
+  new Map(
+    Object.entries(entries).map(([queue, ids]) => [
+      queue,
+      new Map(
+        Object.entries(ids).map(([id, touched]) =>
+          typeof touched === 'number'
+            ? [id, { touchedAt: touched, retry: false }]
+            : [id, { touchedAt: touched[0], retry: true }],
+        ),
+      ),
+    ]),
+  );
+const open = (fresh: Record<string, string[]>, retries: Record<string, string[]> = {}) =>
+  new Map(
+    [...new Set([...Object.keys(fresh), ...Object.keys(retries)])].map((queue) => [
+      queue,
+      { fresh: fresh[queue] ?? [], retries: retries[queue] ?? [] },
+    ]),
+  );
+const hold = (fresh: string[] = [], retries: string[] = []) => ({ fresh, retries });
 
 test('reconciling: nothing held, nothing open, or the same on both sides: nothing to do', () => {
-  assert.deepEqual(planReconcile(slots({ q: { x: 1 } }), open({ q: ['x'] }), 100), []);
+  assert.deepEqual(planReconcile(slots({ q: { x: 1, r: [1] } }), open({ q: ['x'] }, { q: ['r'] }), 100), []);
   assert.deepEqual(planReconcile(slots({}), open({}), 100), []);
 });
 test('reconciling: only slots without an open attempt and not younger than the cut-off are dropped', () => {
   assert.deepEqual(
-    planReconcile(slots({ q: { old: 99, edge: 100, young: 101, busy: 1 } }), open({ q: ['busy'] }), 100),
-    [{ queue: 'q', drop: ['old', 'edge'], add: [] }],
+    planReconcile(slots({ q: { old: 99, edge: [100], young: 101, busy: 1 } }), open({ q: ['busy'] }), 100),
+    [{ queue: 'q', drop: ['old', 'edge'], hold: hold(), missing: 0 }],
   );
 });
 test('reconciling: open attempts without a slot are added, also in queues that have no slot at all', () => {
-  assert.deepEqual(planReconcile(slots({ b: { x: 1 } }), open({ b: ['x', 'y'], a: ['z'] }), 0), [
-    { queue: 'a', drop: [], add: ['z'] },
-    { queue: 'b', drop: [], add: ['y'] },
+  assert.deepEqual(planReconcile(slots({ b: { x: 1 } }), open({ b: ['x', 'y'], a: ['z'] }, { a: ['r'] }), 0), [
+    { queue: 'a', drop: [], hold: hold(['z'], ['r']), missing: 2 },
+    { queue: 'b', drop: [], hold: hold(['y']), missing: 1 },
   ]);
 });
 test('reconciling: an id is looked for in its own queue only', () => {
   assert.deepEqual(planReconcile(slots({ a: { x: 1 } }), open({ b: ['x'] }), 5), [
-    { queue: 'a', drop: ['x'], add: [] },
-    { queue: 'b', drop: [], add: ['x'] },
+    { queue: 'a', drop: ['x'], hold: hold(), missing: 0 },
+    { queue: 'b', drop: [], hold: hold(['x']), missing: 1 },
+  ]);
+});
+test('reconciling: marks are put right by the attempts, once nobody is about to confirm the slot', () => {
+  const held = slots({ q: { new: [100], retry: 100, youngNew: [101], youngRetry: 101 } });
+  assert.deepEqual(planReconcile(held, open({ q: ['new', 'youngNew'] }, { q: ['retry', 'youngRetry'] }), 100), [
+    { queue: 'q', drop: [], hold: hold(['new'], ['retry']), missing: 0 },
   ]);
 });
 

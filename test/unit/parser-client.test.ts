@@ -3,13 +3,14 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { after, afterEach, test } from 'node:test';
+import { setImmediate as turn } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
 import { createParserClient, type ParserClient, type PushRequest } from '../../src/pusher/parser-client.ts';
 import { eventually } from '../support/eventually.ts';
 
 type Raw = { url: URL; requests: string[]; connections: Socket[] };
 
-const client = createParserClient({ connections: 10 });
+const client = createParserClient();
 after(() => client.close());
 
 const endings: (() => Promise<unknown>)[] = [];
@@ -62,7 +63,7 @@ const http = (status: string, body = '', ...headers: string[]): string =>
 
 const push = (url: URL | string, options: Partial<PushRequest> = {}, from: ParserClient = client) =>
   from.push({
-    url: new URL(url),
+    url: String(url),
     headers: { 'content-type': 'application/json', 'idempotency-key': 'k' },
     body: '{"task_id":"1"}',
     timeoutMs: 5_000,
@@ -70,13 +71,6 @@ const push = (url: URL | string, options: Partial<PushRequest> = {}, from: Parse
     maxAnswerBytes: 1_000,
     ...options,
   });
-
-/** A client with one connection: what it sends comes one after another. */
-function singleFile(): ParserClient {
-  const own = createParserClient({ connections: 1 });
-  endings.push(() => own.close());
-  return own;
-}
 
 function assertNotSent(reply: Awaited<ReturnType<typeof push>>, error: RegExp): void {
   assert.ok(reply.kind === 'failure', reply.kind);
@@ -111,8 +105,10 @@ test('a push is one POST with the headers and the body as given, and its answer 
 
 test('pushes use a kept-alive connection again', async () => {
   const { url, connections } = await serve((socket) => socket.write(http('202 Accepted')));
-  const own = singleFile();
-  for (let i = 0; i < 3; i++) assert.equal((await push(url, {}, own)).kind, 'response');
+  for (let i = 0; i < 3; i++) {
+    assert.equal((await push(url)).kind, 'response');
+    await turn();
+  }
   assert.equal(connections.length, 1);
 });
 
@@ -159,12 +155,12 @@ test('a reset during the TLS handshake: not sent', async () => {
 
 test('a host that does not answer the attempt to connect: not sent, after the connect time-out', async () => {
   const startedAt = performance.now();
-  assertNotSent(await push(await deafUrl(), { timeoutMs: 20_000 }), /connect/i);
+  assertNotSent(await push((await serveDeaf()).url, { timeoutMs: 20_000 }), /connect/i);
   assert.ok(performance.now() - startedAt < 10_000);
 });
 
 test('a time-out while still connecting: not sent', async () => {
-  assertNotSent(await push(await deafUrl(), { timeoutMs: 100 }), /no answer within 100 ms/);
+  assertNotSent(await push((await serveDeaf()).url, { timeoutMs: 100 }), /no answer within 100 ms/);
 });
 
 test('a reset after the request was read: in doubt', async () => {
@@ -259,58 +255,98 @@ test('an answer of exactly maxAnswerBytes is whole', async () => {
 
 test('after the deadline nothing is sent', async () => {
   const { url, requests } = await serve((socket) => socket.write(http('202 Accepted')));
-  const own = singleFile();
-  assert.equal((await push(url, { body: 'late', sendBefore: performance.now() - 1 }, own)).kind, 'unsent');
-  assert.equal((await push(url, { body: 'in time' }, own)).kind, 'response');
+  assert.equal((await push(url, { body: 'late', sendBefore: performance.now() - 1 })).kind, 'unsent');
+  assert.equal((await push(url, { body: 'in time' })).kind, 'response');
   assert.deepEqual(requests.map(bodyOf), ['in time']);
 });
 
-test('a deadline that passes while the push waits for a connection: nothing is sent', async () => {
-  let first: Socket | undefined;
-  const { url, requests } = await serve((socket) => {
-    if (first) socket.write(http('202 Accepted'));
-    first ??= socket;
-  });
-  const own = singleFile();
-  const ahead = push(url, { body: 'ahead' }, own);
-  await eventually(() => first);
+test('a deadline that passes while the push waits for its connection: nothing is sent', async () => {
+  const deaf = await serveDeaf();
   const deadline = performance.now() + 30;
-  const late = push(url, { body: 'late', sendBefore: deadline }, own);
+  const late = push(deaf.url, { body: 'late', sendBefore: deadline });
   await eventually(() => performance.now() > deadline);
-  first!.write(http('202 Accepted'));
-  assert.equal((await ahead).kind, 'response');
+  deaf.wake();
   assert.equal((await late).kind, 'unsent');
-  assert.equal((await push(url, { body: 'in time' }, own)).kind, 'response');
-  assert.deepEqual(requests.map(bodyOf), ['ahead', 'in time']);
+  assert.equal((await push(deaf.url, { body: 'in time' })).kind, 'response');
+  assert.deepEqual(deaf.requests.map(bodyOf), ['in time']);
 });
 
 test('what was given up on before it was sent is never sent', async () => {
-  let first: Socket | undefined;
-  const { url, requests } = await serve((socket) => {
-    if (first) socket.write(http('202 Accepted'));
-    first ??= socket;
-  });
-  const own = singleFile();
-  const ahead = push(url, { body: 'ahead' }, own);
-  await eventually(() => first);
-  assertNotSent(await push(url, { body: 'given up', timeoutMs: 30 }, own), /no answer within 30 ms/);
-  first!.write(http('202 Accepted'));
-  assert.equal((await ahead).kind, 'response');
-  assert.equal((await push(url, { body: 'in time' }, own)).kind, 'response');
-  assert.deepEqual(requests.map(bodyOf), ['ahead', 'in time']);
+  const deaf = await serveDeaf();
+  const other = push(deaf.url, { body: 'other' });
+  assertNotSent(await push(deaf.url, { body: 'given up', timeoutMs: 30 }), /no answer within 30 ms/);
+  deaf.wake();
+  assert.equal((await other).kind, 'response');
+  assert.equal((await push(deaf.url, { body: 'in time' })).kind, 'response');
+  assert.deepEqual(deaf.requests.map(bodyOf), ['other', 'in time']);
 });
 
 test('closing ends what is on its way in doubt; a later push is not sent, and does not reject', async () => {
   const { url, requests } = await serve(() => {});
-  const own = createParserClient({ connections: 1 });
+  const own = createParserClient();
   const hanging = push(url, {}, own);
-  const queued = push(url, {}, own);
+  const connecting = push((await serveDeaf()).url, {}, own);
   await eventually(() => requests.length === 1);
   await own.close();
   assertInDoubt(await hanging);
-  assertNotSent(await queued, /./);
+  assertNotSent(await connecting, /./);
   assertNotSent(await push(url, {}, own), /./);
   assert.equal(requests.length, 1);
+});
+
+test('any number of hanging pushes holds up no other to the same parser', async () => {
+  const { url, requests } = await serve((socket, request) => {
+    if (bodyOf(request) === 'quick') socket.write(http('202 Accepted'));
+  });
+  const own = createParserClient();
+  const hanging = Array.from({ length: 400 }, () => push(url, { body: 'hangs' }, own));
+  await eventually(() => requests.length === 400);
+  assert.equal((await push(url, { body: 'quick' }, own)).kind, 'response');
+  await own.close();
+  for (const one of hanging) assertInDoubt(await one);
+});
+
+test('more time is asked for when the time is over, and given up only when there is none', async () => {
+  let socket: Socket | undefined;
+  const { url } = await serve((from) => {
+    socket = from;
+  });
+  const left = [40, 40, 0];
+  const given = push(url, { timeoutMs: 40, moreTime: async () => left.shift()! });
+  assertInDoubt(await given, /no answer within 120 ms/);
+  assert.deepEqual(left, []);
+
+  const answered = push(url, {
+    timeoutMs: 40,
+    moreTime: async () => {
+      socket!.write(http('200 OK', 'done'));
+      return 5_000;
+    },
+  });
+  const reply = await answered;
+  assert.equal(reply.kind === 'response' && reply.body, 'done');
+});
+
+test('an answer that comes while more time is asked for counts', async () => {
+  let socket: Socket | undefined;
+  const { url } = await serve((from) => {
+    socket = from;
+  });
+  const asked = Promise.withResolvers<number>();
+  let asking = false;
+  const moreTime = () => {
+    asking = true;
+    return asked.promise;
+  };
+  const pushed = push(url, { timeoutMs: 50, moreTime });
+  await eventually(() => socket !== undefined && asking);
+  socket!.write(http('202 Accepted'));
+  assert.equal((await pushed).kind, 'response');
+  asked.resolve(0);
+});
+
+test('a target that is no URL: not sent', async () => {
+  assertNotSent(await push('parser.test/parse'), /URL/);
 });
 
 test('a push that cannot be put into HTTP does not reject', async () => {
@@ -320,27 +356,37 @@ test('a push that cannot be put into HTTP does not reject', async () => {
 const bodyOf = (request: string): string => request.split('\r\n\r\n')[1]!;
 
 /**
- * A host that does not answer SYNs: a listener that accepts nothing, its backlog full. The worker is blocked until the
- * test has ended.
+ * A host that does not answer SYNs: a listener that accepts nothing, its backlog full. Its worker is blocked until it is
+ * woken, or the test has ended; then it answers 202 to each request.
  */
-async function deafUrl(): Promise<string> {
+async function serveDeaf() {
   const gate = new Int32Array(new SharedArrayBuffer(4));
   const worker = new Worker(DEAF, { eval: true, workerData: gate });
   const [port] = (await once(worker, 'message')) as [number];
+  const requests: string[] = [];
+  worker.on('message', (request: string) => requests.push(request));
   const fillers = Array.from({ length: 4 }, () => connect(port, '127.0.0.1').on('error', () => {}));
   await eventually(() => fillers.filter((filler) => !filler.connecting).length >= 2);
-  endings.push(async () => {
+  const wake = () => {
     Atomics.store(gate, 0, 1);
     Atomics.notify(gate, 0);
+  };
+  endings.push(async () => {
+    wake();
     for (const filler of fillers) filler.destroy();
     await worker.terminate();
   });
-  return `http://127.0.0.1:${port}/`;
+  return { url: `http://127.0.0.1:${port}/`, requests, wake };
 }
 
 const DEAF = `
   const { parentPort, workerData } = require('node:worker_threads');
-  const server = require('node:net').createServer();
+  const server = require('node:http').createServer(async (req, res) => {
+    let body = '';
+    for await (const chunk of req) body += chunk;
+    parentPort.postMessage('\\r\\n\\r\\n' + body);
+    res.writeHead(202).end();
+  });
   server.listen({ port: 0, host: '127.0.0.1', backlog: 1 }, () => {
     parentPort.postMessage(server.address().port);
     setImmediate(() => Atomics.wait(workerData, 0, 0));

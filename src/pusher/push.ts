@@ -1,0 +1,159 @@
+/**
+ * One push: sends a task, or a batch of them, to its target, and reads what the answer means for each.
+ *
+ * An `async` target answers within its push time-out, a `sync` one at the latest by the attempt's deadline, which the
+ * parser's progress moves. Nothing is sent after the deadline, counted on the monotonic clock from before the claim.
+ */
+import { randomBytes } from 'node:crypto';
+import type { Db } from '../db.ts';
+import { type Log, shortId } from '../log.ts';
+import type { Queue } from '../queues.ts';
+import { sign } from '../signature.ts';
+import { startSpan } from '../trace.ts';
+import { type PushAnswer, type PushReply, readAnswer, readBatchAnswer } from './answer.ts';
+import type { ClaimedTask } from './claim.ts';
+import type { ParserClient } from './parser-client.ts';
+import { batchBody, endOf, pushBody } from './request.ts';
+
+/** Answers in the order of `tasks`: what intoRequests puts together, claimed at `claimedAt`. Never rejects. */
+export type Push = (queue: Queue, tasks: readonly ClaimedTask[], claimedAt: number) => Promise<PushAnswer[]>;
+
+export type PushDeps = {
+  db: Db;
+  client: ParserClient;
+  callbackUrl: (attemptId: string) => string;
+  observePush: (queue: string, outcome: string, seconds: number, traceparent: string) => void;
+  log: Log;
+};
+
+/** Around the results of an answer: status_msg and the like. */
+const ANSWER_ENVELOPE_BYTES = 65_536;
+/** All results of a batch are held in memory together: what is longer does not fit one answer, and is called back. */
+const MAX_BATCH_ANSWER_BYTES = 32 * 1024 * 1024;
+/** As random as an attempt id. */
+const KEY_BYTES = 24;
+/** An attempt id has 22 of these characters at least. */
+const MAY_HOLD_ID = /[\w-]{22}/;
+/** Ordinary: the document will be tried again, or has ended as its parser meant it to. */
+const ORDINARY = new Set<PushAnswer['kind']>(['accepted', 'done', 'busy', 'broken']);
+
+type Span = ReturnType<typeof startSpan>;
+
+export function createPush({ db, client, callbackUrl, observePush, log }: PushDeps): Push {
+  return async (queue, tasks, claimedAt) => {
+    const began = performance.now();
+    const spans = tasks.map((task) => spanOf(queue, task));
+    const reply = await send(queue, tasks, spans, claimedAt);
+    const answers = read(tasks, reply).map((answer) => withoutIds(answer, tasks));
+    const ms = performance.now() - began;
+    for (const [i, answer] of answers.entries()) {
+      const span = spans[i]!;
+      observePush(queue.queue, answer.kind, ms / 1000, span.traceparent);
+      span.end(answer.kind !== 'busy' && 'message' in answer ? answer.message : undefined);
+      logAnswer(queue, tasks[i]!, span, answer, ms);
+    }
+    return answers;
+  };
+
+  /** What cannot be put into a request (a secret that is none) was not sent. */
+  function send(
+    queue: Queue,
+    tasks: readonly ClaimedTask[],
+    spans: readonly Span[],
+    claimedAt: number,
+  ): Promise<PushReply> {
+    try {
+      return client.push(requestOf(queue, tasks, spans, claimedAt));
+    } catch (error) {
+      return Promise.resolve({ kind: 'failure', sent: false, error: (error as Error).message });
+    }
+  }
+
+  function requestOf(queue: Queue, tasks: readonly ClaimedTask[], spans: readonly Span[], claimedAt: number) {
+    const task = tasks[0]!;
+    const { url, mode, batch, push_timeout_ms } = task.target;
+    const traceparents = spans.map((span) => span.traceparent);
+    const key = batch === 1 ? task.attempt_id : randomBytes(KEY_BYTES).toString('base64url');
+    const body =
+      batch === 1
+        ? pushBody(queue.queue, task, callbackUrl(task.attempt_id))
+        : batchBody(queue.queue, tasks, callbackUrl, traceparents);
+    const headers = {
+      'content-type': 'application/json',
+      'idempotency-key': key,
+      traceparent: traceparents[0]!,
+      'user-agent': 'docsched',
+    };
+    const sendBefore = endOf(task, claimedAt);
+    return {
+      url,
+      headers: queue.secrets.length === 0 ? headers : { ...headers, ...sign(queue.secrets, key, Date.now(), body) },
+      body,
+      sendBefore,
+      maxAnswerBytes: answerBytes(queue.result_max_bytes, tasks.length),
+      ...(mode === 'async'
+        ? { timeoutMs: push_timeout_ms }
+        : { timeoutMs: Math.max(1, sendBefore - performance.now()), moreTime: () => timeLeft(tasks) }),
+    };
+  }
+
+  /** Until the last deadline of those still open, ms: the parser's progress may have moved it. */
+  async function timeLeft(tasks: readonly ClaimedTask[]): Promise<number> {
+    try {
+      const ids = tasks.map((task) => task.attempt_id);
+      const [row] = await db.query<{ left_ms: number }>('find_time_left', [ids]);
+      return row?.left_ms ?? 0;
+    } catch (error) {
+      log.warn({ event: 'find_time_left_failed', error: (error as Error).message });
+      return 0;
+    }
+  }
+
+  function logAnswer(queue: Queue, task: ClaimedTask, span: Span, answer: PushAnswer, ms: number): void {
+    const level = ORDINARY.has(answer.kind) ? 'debug' : 'warn';
+    if (!log.isLevelEnabled(level)) return;
+    log[level]({
+      event: `push_${answer.kind}`,
+      queue: queue.queue,
+      task_id: task.task_id,
+      task_version: task.task_version,
+      attempt_id: shortId(task.attempt_id),
+      trace_id: span.traceparent.slice(3, 35),
+      duration_ms: Math.round(ms),
+      ...('message' in answer ? { error: answer.message } : {}),
+    });
+  }
+}
+
+const spanOf = (queue: Queue, task: ClaimedTask): Span =>
+  startSpan(`push ${queue.queue}`, 'PRODUCER', task.traceparent, {
+    'messaging.system': 'docsched',
+    'messaging.destination.name': queue.queue,
+    'messaging.operation.type': 'send',
+    'docsched.task.id': task.task_id,
+    'docsched.task.version': task.task_version,
+    'docsched.attempt.number': task.attempt,
+  });
+
+function answerBytes(resultMaxBytes: number, tasks: number): number {
+  const all = tasks * (resultMaxBytes + ANSWER_ENVELOPE_BYTES);
+  return Math.min(all, Math.max(MAX_BATCH_ANSWER_BYTES, resultMaxBytes + ANSWER_ENVELOPE_BYTES));
+}
+
+function read(tasks: readonly ClaimedTask[], reply: PushReply): PushAnswer[] {
+  const now = Date.now();
+  if (tasks[0]!.target.batch === 1) return [readAnswer(reply, now)];
+  const ids = tasks.map((task) => task.attempt_id);
+  return readBatchAnswer(reply, ids, now);
+}
+
+/** A parser may echo attempt ids in its own words; whoever reads them must not learn those. */
+function withoutIds(answer: PushAnswer, tasks: readonly ClaimedTask[]): PushAnswer {
+  const hide = (words: string) =>
+    MAY_HOLD_ID.test(words)
+      ? tasks.reduce((text, { attempt_id }) => text.replaceAll(attempt_id, shortId(attempt_id)), words)
+      : words;
+  if ('message' in answer) return { ...answer, message: hide(answer.message) };
+  if (answer.kind === 'done' && answer.statusMsg !== null) return { ...answer, statusMsg: hide(answer.statusMsg) };
+  return answer;
+}

@@ -1,0 +1,351 @@
+/** Several targets of a queue: which of them a claim is for, and when one is left alone, tried, and taken back. */
+import assert from 'node:assert/strict';
+import { after, before, test } from 'node:test';
+import type { ClaimedTask } from '../../src/pusher/claim.ts';
+import { createPromote } from '../../src/watcher/promote.ts';
+import { eventually } from '../support/eventually.ts';
+import { createWorld, type Instance, queueNames, type World } from '../support/world.ts';
+
+const MINUTE_MS = 60_000;
+const nextName = queueNames();
+
+let world: World;
+let one: Instance;
+
+before(async () => {
+  world = await createWorld('targets');
+  one = await world.instance();
+});
+after(() => world.end());
+
+type TargetRow = {
+  failures: number;
+  not_before: number;
+  ramp_from: number;
+  ramp_claimed: number;
+  error: string | null;
+};
+
+/** A queue with these targets, which no other test uses, and tasks to claim. */
+async function addQueue(count: number, columns: Record<string, unknown> = {}) {
+  const name = nextName();
+  const urls = Array.from({ length: count }, (_, i) => `http://${'abcdef'[i]}.${name}.test/parse`);
+  await world.addQueue(name, { concurrency_limit: 100_000, targets: urls.map((url) => ({ url })), ...columns });
+  await world.fill(name, 5, 400);
+  return { queue: name, urls, a: urls[0]!, b: urls[1]! };
+}
+const claim = async (queue: string, room: number, from = one) => from.claim(await world.queue(queue), room);
+const targetsOf = async (queue: string, from = one) => from.laneOf(await world.queue(queue)).targets;
+const manyInstances = (count: number) => Promise.all(Array.from({ length: count }, () => world.instance()));
+/** How many of the tasks are for each of the URLs. */
+const shares = (urls: readonly string[], tasks: readonly ClaimedTask[]): number[] =>
+  urls.map((url) => tasks.filter((task) => task.target.url === url).length);
+const settle = (tasks: readonly ClaimedTask[], verdict: 'success' | 'broken' = 'success', from = one) =>
+  Promise.all(tasks.map((task) => from.settler.settle({ attemptId: task.attempt_id, verdict })));
+const rowOf = async (url: string): Promise<TargetRow> =>
+  (await world.rows<TargetRow>('SELECT * FROM targets WHERE url = $1', [url]))[0]!;
+const setTarget = (url: string, { failures = 0, notBeforeInMs = 0, rampForMs = MINUTE_MS, rampClaimed = 0 }) =>
+  world.sql.query(
+    `INSERT INTO targets (url, failures, not_before, failed_at, ramp_from, ramp_claimed)
+     VALUES ($1, $2, docsched_now() + $3, docsched_now() - 60000, docsched_now() - $4, $5)
+     ON CONFLICT (url) DO UPDATE SET failures = excluded.failures, not_before = excluded.not_before,
+       ramp_from = excluded.ramp_from, ramp_claimed = excluded.ramp_claimed`,
+    [url, failures, notBeforeInMs, rampForMs, rampClaimed],
+  );
+/** The end of what is left of a wait, without the wait. */
+const pass = (url: string) => world.sql.query('UPDATE targets SET not_before = docsched_now() WHERE url = $1', [url]);
+
+test('tasks go to the target with the fewest open attempts, whoever pushed and ended them', async () => {
+  const { queue, urls, a } = await addQueue(2);
+  const first = (await claim(queue, 10)).tasks;
+  assert.deepEqual(shares(urls, first), [5, 5]);
+  await settle(first.filter((task) => task.target.url === a));
+  const other = await world.instance();
+  const second = (await claim(queue, 3, other)).tasks;
+  assert.deepEqual(shares(urls, second), [3, 0]);
+  assert.deepEqual(shares(urls, (await claim(queue, 8, other)).tasks), [5, 3]);
+  assert.deepEqual(
+    (await Promise.all(second.map((task) => world.attempt(task.attempt_id)))).map((attempt) => attempt.target),
+    [a, a, a],
+  );
+});
+
+test('an instance knows at once of the attempts that end in it', async () => {
+  const { queue, urls, b } = await addQueue(2);
+  const first = (await claim(queue, 10)).tasks;
+  const targets = await targetsOf(queue);
+  const ended = first.filter((task) => task.target.url === b).slice(0, 4);
+  targets.closed(ended.map((task) => ({ target: task.target.url })));
+  assert.deepEqual(shares(urls, (await claim(queue, 4)).tasks), [0, 4]);
+});
+
+test('with targets that have as many open attempts it is not always the same one', async () => {
+  const { queue, urls } = await addQueue(2);
+  const seen = new Set<string>();
+  await eventually(async () => {
+    const { tasks } = await claim(queue, 1);
+    for (const task of tasks) seen.add(task.target.url);
+    (await targetsOf(queue)).closed(tasks.map((task) => ({ target: task.target.url })));
+    await settle(tasks);
+    return seen.size === urls.length;
+  });
+});
+
+test('a target is what the queue says of it: mode, batch and time-out', async () => {
+  const { queue, a } = await addQueue(0, { targets: [{ url: 'http://x.test/', mode: 'sync', batch: 4 }] });
+  assert.equal(a, undefined);
+  assert.deepEqual((await claim(queue, 1)).tasks[0]!.target, {
+    url: 'http://x.test/',
+    mode: 'sync',
+    batch: 4,
+    push_timeout_ms: 10_000,
+  });
+});
+
+for (const failures of [0, 3])
+  test(`a target with ${failures} failures on record is left alone until not_before, and takes no slots`, async () => {
+    const { queue, a } = await addQueue(1);
+    await setTarget(a, { failures, notBeforeInMs: MINUTE_MS });
+    const round = await claim(queue, 5);
+    assert.deepEqual([round.tasks, round.more], [[], false]);
+    assert.ok(round.waitMs! > MINUTE_MS - 5_000 && round.waitMs! <= MINUTE_MS, `${round.waitMs}`);
+    assert.equal((await one.limiter.usage([queue])).get(queue), 0);
+    assert.equal((await rowOf(a)).ramp_claimed, 0);
+  });
+
+test('while one target is broken the others take all, and no task is lost or uses up a retry', async () => {
+  const { queue, urls, b } = await addQueue(3);
+  const targets = await targetsOf(queue);
+  const { tasks } = await claim(queue, 6);
+  const refused = tasks.filter((task) => task.target.url === b);
+  assert.equal(refused.length, 2);
+  await targets.broken(refused[0]!, 'connect ECONNREFUSED');
+  await settle(refused, 'broken');
+  await createPromote({ db: one.db, onPromoted: () => {}, onStopped: () => {} }).runOnce();
+  const round = await claim(queue, 10);
+  assert.deepEqual([shares(urls, round.tasks)[1], round.tasks.length, round.waitMs], [0, 10, null]);
+  for (const { task_id } of refused) {
+    assert.ok(
+      round.tasks.some((task) => task.task_id === task_id),
+      `task ${task_id} is pushed elsewhere`,
+    );
+    const { attempt, retry_count } = await world.task({ queue, taskId: task_id, taskVersion: 1 });
+    assert.deepEqual([attempt, retry_count], [2, 0]);
+  }
+  const other = await world.instance();
+  assert.equal(shares(urls, (await claim(queue, 10, other)).tasks)[1], 0, 'other instances know');
+});
+
+test('a broken target is left alone for 1 s, 2 s, 4 s ... 60 s; pushes that were on the way together count once', async () => {
+  const { queue, a } = await addQueue(1);
+  const waited: number[] = [];
+  for (let i = 1; i <= 8; i++) {
+    const from = await world.instance();
+    const { tasks } = await claim(queue, 4, from);
+    assert.equal(tasks.length, i === 1 ? 4 : 1);
+    const targets = await targetsOf(queue, from);
+    await Promise.all(tasks.map((task) => targets.broken(task, `failure ${i}`)));
+    await (await targetsOf(queue)).broken(tasks[0]!, 'told late by another instance');
+    const { failures, not_before, error } = await rowOf(a);
+    assert.deepEqual([failures, error], [i, `failure ${i}`]);
+    waited.push(Math.ceil((not_before - (await world.now())) / 1000));
+    await pass(a);
+  }
+  assert.deepEqual(waited, [1, 2, 4, 8, 16, 32, 60, 60]);
+});
+
+test('when its time is over one push of all instances together tries a broken target; the rest goes elsewhere', async () => {
+  const { queue, urls, a } = await addQueue(2);
+  await setTarget(a, { failures: 3 });
+  const instances = await manyInstances(8);
+  const tryOnce = async () => {
+    const rounds = await Promise.all(instances.map((from) => claim(queue, 5, from)));
+    const tasks = rounds.flatMap((round) => round.tasks);
+    assert.equal(tasks.length, 40);
+    return shares(urls, tasks)[0];
+  };
+  const began = await world.now();
+  assert.equal(await tryOnce(), 1);
+  const { not_before } = await rowOf(a);
+  assert.ok(not_before >= began + 8_000 && not_before <= (await world.now()) + 8_000, 'the next try is after 2^3 s');
+  assert.equal(await tryOnce(), 0);
+});
+
+test('a try is not used up by a claim that found no task', async () => {
+  const { queue, a } = await addQueue(1);
+  await setTarget(a, { failures: 5, notBeforeInMs: -5_000 });
+  const { not_before } = await rowOf(a);
+  await world.sql.query('UPDATE task_scheduler_tasks SET hold = 2 WHERE queue = $1', [queue]);
+  assert.deepEqual((await claim(queue, 5)).tasks, []);
+  assert.equal((await rowOf(a)).not_before, not_before);
+  await world.sql.query('UPDATE task_scheduler_tasks SET hold = 0 WHERE queue = $1', [queue]);
+  assert.equal((await claim(queue, 5)).tasks.length, 1);
+});
+
+test('the first clear answer of a broken target takes it back, few pushes at first; an answer from before does not', async () => {
+  const { queue, a } = await addQueue(1);
+  const early = (await claim(queue, 2)).tasks;
+  const targets = await targetsOf(queue);
+  await targets.broken(early[0]!, 'connect ECONNREFUSED');
+  assert.match(targets.trouble()!, /\/parse failed once and gets one push at a time until it answers: connect ECONN/);
+  targets.answered(early[1]!);
+  await pass(a);
+  const from = await world.instance();
+  const late = (await claim(queue, 5, from)).tasks;
+  assert.equal(late.length, 1);
+  assert.equal((await rowOf(a)).failures, 1);
+  const others = await targetsOf(queue, from);
+  assert.match(others.trouble()!, /connect ECONNREFUSED/, 'an instance that saw no failure says so too');
+  others.answered(late[0]!);
+  await eventually(async () => (await rowOf(a)).failures === 0);
+  const { error, ramp_claimed } = await rowOf(a);
+  assert.deepEqual([error, ramp_claimed, others.trouble()], [null, 0, null]);
+  const instances = await manyInstances(4);
+  const claimed = await Promise.all(instances.map((one) => claim(queue, 50, one)));
+  const total = claimed.flatMap(({ tasks }) => tasks).length;
+  assert.ok(total >= 1 && total <= 8, `${total} at once`);
+  // The instance that found it broken had nothing to claim since, and learns of its recovery all the same.
+  await eventually(() => targets.trouble() === null);
+});
+
+test('a target taken back takes 4 pushes, twice as many each second, all after ten', async () => {
+  const { queue, urls, a } = await addQueue(1);
+  for (const [rampForMs, rampClaimed, least, most] of [
+    [0, 0, 4, 5],
+    [0, 4, 0, 1],
+    [3_000, 10, 22, 25],
+    [5_000, 500, 0, 0],
+    [10_000, 500, 100, 100],
+  ] as const) {
+    await setTarget(a, { rampForMs, rampClaimed });
+    const { tasks, waitMs } = await claim(queue, 100);
+    assert.ok(
+      tasks.length >= least && tasks.length <= most,
+      `${tasks.length} after ${rampForMs} ms and ${rampClaimed}`,
+    );
+    assert.equal(waitMs, least === 100 ? null : 100);
+    if (least < 100) assert.equal((await rowOf(a)).ramp_claimed, rampClaimed + tasks.length);
+  }
+  const other = await addQueue(2);
+  await setTarget(other.b, { rampForMs: 0 });
+  assert.deepEqual((await claim(other.queue, 100)).tasks.length, 100, 'what it does not take another one does');
+  assert.equal(urls.length, 1);
+});
+
+test('all instances together keep to the rate of a target taken back', async () => {
+  const { queue, a } = await addQueue(1);
+  await setTarget(a, { rampForMs: 2_000 });
+  const began = performance.now();
+  const instances = await manyInstances(8);
+  const rounds = await Promise.all(instances.map((from) => claim(queue, 10, from)));
+  const total = rounds.flatMap(({ tasks }) => tasks).length;
+  const elapsedS = 2 + (performance.now() - began) / 1000;
+  assert.ok(total >= 10 && total <= Math.ceil(4 * 2 ** elapsedS), `${total} in ${elapsedS} s`);
+});
+
+test('a busy target is left alone as it says, by all instances, 60 s at most; then it begins slowly', async () => {
+  const { queue, urls, a, b } = await addQueue(2);
+  const { tasks } = await claim(queue, 20);
+  const targets = await targetsOf(queue);
+  const of = (url: string) => tasks.filter((task) => task.target.url === url);
+  await targets.busy(of(a)[0]!, 5_000);
+  await targets.busy(of(a)[1]!, 50_000);
+  await targets.busy(of(b)[0]!, 3_600_000);
+  const waits = await Promise.all(urls.map(async (url) => (await rowOf(url)).not_before - (await world.now())));
+  assert.ok(waits[0]! > 4_000 && waits[0]! <= 5_000, `${waits[0]}: what was on the way together counts once`);
+  assert.ok(waits[1]! > 59_000 && waits[1]! <= 60_000, `${waits[1]}`);
+  assert.equal(targets.trouble(), null, 'a busy parser is no trouble');
+  for (const from of [one, await world.instance()]) {
+    const { tasks: none, waitMs } = await claim(queue, 10, from);
+    assert.deepEqual(none, []);
+    assert.ok(waitMs! > 3_000 && waitMs! <= 5_000, `${waitMs}`);
+  }
+  await world.sql.query('UPDATE targets SET not_before = docsched_now(), ramp_from = docsched_now() WHERE url = $1', [
+    a,
+  ]);
+  const again = (await claim(queue, 50, await world.instance())).tasks;
+  assert.ok(again.length >= 4 && again.length <= 5, `${again.length}`);
+  assert.ok(again.every((task) => task.target.url === a));
+});
+
+test('a broken target that answers that it is busy is there again', async () => {
+  const { queue, a } = await addQueue(1);
+  await setTarget(a, { failures: 4 });
+  const { tasks } = await claim(queue, 5);
+  await (await targetsOf(queue)).busy(tasks[0]!, 2_000);
+  const { failures, not_before, ramp_from } = await rowOf(a);
+  assert.deepEqual([failures, ramp_from], [0, not_before]);
+});
+
+test('when more than half of its pushes fail a target is left alone like a broken one, until one succeeds', async () => {
+  const { queue, urls, a } = await addQueue(1);
+  const { tasks } = await claim(queue, 40);
+  const targets = await targetsOf(queue);
+  for (const task of tasks.slice(0, 9)) await targets.failed(task, 'the parser answered 500');
+  assert.equal(await rowOf(a), undefined, 'nine failures may be nine bad documents');
+  for (const task of tasks.slice(9, 18)) targets.answered(task);
+  await targets.failed(tasks[18]!, 'the parser answered 503');
+  const { failures, error } = await rowOf(a);
+  assert.deepEqual([failures, error], [1, 'the parser answered 503']);
+  await targets.failed(tasks[19]!, 'the parser answered 500');
+  assert.equal((await rowOf(a)).failures, 1, 'what was on the way tells nothing new');
+  assert.deepEqual((await claim(queue, 10)).tasks, []);
+
+  await pass(a);
+  const from = await world.instance();
+  const [first] = (await claim(queue, 10, from)).tasks;
+  await (await targetsOf(queue, from)).failed(first!, 'the parser answered 500');
+  assert.equal((await rowOf(a)).failures, 2, 'one failure is enough while it is tried');
+
+  await pass(a);
+  const next = await world.instance();
+  const [second] = (await claim(queue, 10, next)).tasks;
+  assert.notEqual(second!.task_id, first!.task_id, 'the task that failed has moved on by its back-off');
+  (await targetsOf(queue, next)).answered(second!);
+  await eventually(async () => (await rowOf(a)).failures === 0);
+  assert.deepEqual(shares(urls, [second!]), [1]);
+});
+
+test('the pusher is woken when a target may be asked again', async () => {
+  const { queue } = await addQueue(1);
+  const { tasks } = await claim(queue, 1);
+  const lane = one.laneOf(await world.queue(queue));
+  await lane.targets.busy(tasks[0]!, 150);
+  const { woken } = lane;
+  assert.deepEqual((await claim(queue, 1)).tasks, []);
+  await eventually(() => lane.woken > woken);
+  await eventually(async () => (await claim(queue, 1)).tasks.length === 1, { timeoutMs: 500 });
+});
+
+test('what each target does is shown', async () => {
+  const { queue, urls } = await addQueue(4);
+  await setTarget(urls[1]!, { failures: 2, notBeforeInMs: MINUTE_MS });
+  await setTarget(urls[2]!, { failures: 1 });
+  await setTarget(urls[3]!, { rampForMs: 1_000, rampClaimed: 8 });
+  const from = await world.instance();
+  const targets = await targetsOf(queue, from);
+  await targets.look((await world.queue(queue)).targets);
+  assert.deepEqual(targets.states(), [
+    { url: urls[0], state: 'closed', failures: 0 },
+    { url: urls[1], state: 'open', failures: 2 },
+    { url: urls[2], state: 'half_open', failures: 1 },
+    { url: urls[3], state: 'ramping', failures: 0 },
+  ]);
+  assert.match(targets.trouble()!, /failed 2 times in a row .*; and 1 more of 4 targets$/);
+});
+
+test('a claim whose answer was lost knows its targets when it is found again', async () => {
+  const { queue, urls } = await addQueue(2);
+  const cut = await world.instance({
+    over: (db) => ({
+      ...db,
+      query: async (name, params) => {
+        const rows = await db.query<never>(name, params);
+        if (name === 'claim_tasks') throw new Error('Connection terminated unexpectedly');
+        return rows;
+      },
+    }),
+  });
+  const { tasks } = await claim(queue, 6, cut);
+  assert.deepEqual(shares(urls, tasks), [3, 3]);
+});
