@@ -8,7 +8,7 @@ import { sendJson } from './http.ts';
 import type { Limiter } from './limiter/limiter.ts';
 import type { Log } from './log.ts';
 import { createLoop } from './loop.ts';
-import { type Metrics, toPlainText } from './metrics.ts';
+import { type Metrics, TARGET_STATE, toPlainText } from './metrics.ts';
 import { openApiDocument } from './openapi.ts';
 
 /** One check: ok while the age of the last success is at most the limit. `required`: without it the instance is unready. */
@@ -25,6 +25,10 @@ export type HealthDeps = {
   limiter: Limiter;
   checks: Check[];
   metrics: Metrics;
+  /** Undefined without Redis. */
+  isRedisConnected: (() => boolean) | undefined;
+  /** Of each target of each queue: how it stands with its breaker. */
+  targets: () => readonly { queue: string; url: string; state: keyof typeof TARGET_STATE }[];
   /** Sentences for people: what keeps tasks from being pushed though all checks are ok. */
   notes: () => string[];
   log: Log;
@@ -34,7 +38,8 @@ const PING_EVERY_MS = 1_000;
 const PING_LIMIT_MS = 5_000;
 const LIMITER_LIMIT_MS = 5_000;
 
-export function createHealth({ db, limiter, checks, metrics, notes, log }: HealthDeps) {
+export function createHealth(deps: HealthDeps) {
+  const { db, limiter, checks, metrics, notes, log } = deps;
   const loop = createLoop({ name: 'ping', intervalMs: PING_EVERY_MS, log, runOnce: ping });
   const all: Check[] = [
     { name: 'database', lastOkAgeMs: loop.lastOkAgeMs, limitMs: PING_LIMIT_MS, required: true, detail: loop.trouble },
@@ -64,6 +69,7 @@ export function createHealth({ db, limiter, checks, metrics, notes, log }: Healt
       sendJson(res, status, JSON.stringify(body));
     });
     router.get('/metrics', async (req, res) => {
+      observe();
       const text = await metrics.registry.metrics();
       if (/application\/openmetrics-text/.test(req.get('accept') ?? ''))
         res.set('content-type', metrics.registry.contentType).end(text);
@@ -71,6 +77,22 @@ export function createHealth({ db, limiter, checks, metrics, notes, log }: Healt
     });
     router.get('/openapi.json', (_, res) => sendJson(res, 200, document));
     return router;
+  }
+
+  /** What a scrape shows of this process, from memory. */
+  function observe(): void {
+    for (const { name, lastOkAgeMs, limitMs } of all) {
+      const age = lastOkAgeMs();
+      if (age !== null) metrics.loopLastSuccess.set({ loop: name }, (Date.now() - age) / 1000);
+      metrics.loopStallLimit.set({ loop: name }, limitMs / 1000);
+    }
+    for (const [state, connections] of Object.entries(db.stats())) metrics.dbPool.set({ state }, connections);
+    if (deps.isRedisConnected) metrics.redisUp.set(deps.isRedisConnected() ? 1 : 0);
+    metrics.targetState.reset();
+    for (const { queue, url, state } of deps.targets()) {
+      const { origin, pathname } = new URL(url);
+      metrics.targetState.set({ queue: metrics.label(queue), target: origin + pathname }, TARGET_STATE[state]);
+    }
   }
 
   function report() {

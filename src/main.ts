@@ -101,7 +101,13 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     await promote.runOnce();
     return false;
   };
-  const promoteTrigger = createTrigger({ name: 'promoter', intervalMs: PROMOTE_ANYWAY_MS, log, runOnce: promoteNow });
+  const promoteTrigger = createTrigger({
+    name: 'promoter',
+    intervalMs: PROMOTE_ANYWAY_MS,
+    log,
+    runOnce: promoteNow,
+    onRound: (outcome) => metrics.looped('promoter', outcome),
+  });
   const waiter = createWaiter({ db, log });
 
   // In: inserter.
@@ -118,7 +124,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     limiter,
     client,
     settler,
-    createTrigger,
+    createTrigger: (one) => createTrigger({ ...one, onRound: (outcome) => metrics.looped('pusher', outcome) }),
     intervalMs: config.TRIGGER_INTERVAL_MS,
     limits: queues.limits,
     callbackUrl: (attemptId) => `${publicUrl}/v1/callbacks/${attemptId}`,
@@ -171,7 +177,16 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     { name: 'watcher', lastOkAgeMs: watcher.lastOkAgeMs, limitMs: 15_000, required: false },
   ].filter(({ name }) => name === 'listener' || does(name as Role));
   const notes = () => [...queues.all().flatMap(heldBecause), ...pushers.trouble()];
-  const health = createHealth({ db, limiter, checks, metrics, notes, log });
+  const health = createHealth({
+    db,
+    limiter,
+    checks,
+    metrics,
+    isRedisConnected: redis?.connected,
+    targets: pushers.states,
+    notes,
+    log,
+  });
   const { BATCH_MAX_BYTES: batchMaxBytes } = config;
   const apiRoutes = [
     createInserterRoutes({ inserter, queues, batchMaxBytes }),

@@ -106,7 +106,10 @@ export function createMetrics({ version }: { version: string }) {
     'Runs of the jobs: ran, skipped (held elsewhere), failed.',
     ['action', 'outcome'],
   );
-  const loopRounds = counter('docsched_loop_rounds_total', 'Rounds of the loops.', ['loop', 'outcome']);
+  const loopRounds = counter('docsched_loop_rounds_total', 'Rounds of the pushers and the promoter.', [
+    'loop',
+    'outcome',
+  ]);
   const dispatchLatency = histogram(
     'docsched_dispatch_latency_seconds',
     'From becoming due to being claimed.',
@@ -133,6 +136,7 @@ export function createMetrics({ version }: { version: string }) {
   );
   const taskRetries = histogram('docsched_task_retries', 'Counted retries of tasks that ended.', ['queue'], RETRIES);
   const known = new Set<string>();
+  const begun = new Set<string>();
   for (const outcome of CALLBACK_OUTCOMES) callbacks.inc({ outcome }, 0);
 
   return {
@@ -157,10 +161,7 @@ export function createMetrics({ version }: { version: string }) {
       watcherRuns.inc({ action: job, outcome });
       watcherActions.inc({ action: job }, changed);
     },
-    looped: (loop: string, outcome: 'ok' | 'failed') => {
-      loopRounds.inc({ loop, outcome });
-      if (outcome === 'ok') gauges.loopLastSuccess.set({ loop }, Date.now() / 1000);
-    },
+    looped: (loop: string, outcome: 'ok' | 'failed') => loopRounds.inc({ loop, outcome }),
   };
 
   function label(queue: string): string {
@@ -168,9 +169,11 @@ export function createMetrics({ version }: { version: string }) {
     return known.has(queue) ? queue : OTHER;
   }
 
-  /** Known label values begin at 0, so that the first event is a rate and not a new series. */
+  /** Known label values begin at 0, so that the first event is a rate and not a new series. Once: it sets them to 0. */
   function addQueue(name: string): void {
     const queue = label(name);
+    if (begun.has(queue)) return;
+    begun.add(queue);
     for (const status of STATUS) gauges.tasks.set({ queue, status }, 0);
     for (const outcome of INSERT_OUTCOMES) inserts.inc({ queue, outcome }, 0);
     for (const outcome of ['success', 'parser_failed', ...PUSH_OUTCOMES.slice(2, 4)])

@@ -7,13 +7,14 @@
 -- What is wrong with an argument raises 22023.
 --
 -- SECURITY DEFINER: callers need EXECUTE on this and nothing on the tables. Temporary objects are searched last, so that
--- no caller can put one in the way of a table.
+-- no caller can put one in the way of a table. enable_seqscan: a session keeps the plans of its first calls; made while the
+-- tables are small they would read them from end to end, and a transaction of many calls would take the square of them.
 SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
 CREATE OR REPLACE FUNCTION docsched_enqueue(
   queue text, task_id bigint, task_version bigint, payload text, priority smallint DEFAULT NULL,
   run_at bigint DEFAULT NULL, max_retries int DEFAULT NULL, traceparent text DEFAULT NULL)
 RETURNS TABLE (outcome text, status int, latest_version bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 #variable_conflict use_variable
 DECLARE
   v_payload_max_bytes int;

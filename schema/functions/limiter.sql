@@ -196,7 +196,8 @@ BEGIN
   SET touched_at = docsched_now(), retry = s.attempt_id = ANY (p_retry_ids)
   WHERE s.attempt_id = ANY (v_kept);
   UPDATE limiter_usage u
-  SET in_use = v_in_use, retries = v_marks + v_marked, wanted = CASE WHEN p_unused = '{}' THEN u.wanted ELSE 0 END
+  SET in_use = v_in_use, retries = v_marks + v_marked,
+      wanted = CASE WHEN p_unused = '{}' OR p_global = 0 THEN u.wanted ELSE 0 END
   WHERE u.queue = p_queue AND (u.in_use <> v_in_use OR u.retries <> v_marks + v_marked OR p_unused <> '{}');
   RETURN v_lost;
 END

@@ -20,12 +20,14 @@ export type TriggerDeps = {
   log: Log;
   /** One round; true when there is more to do right away. */
   runOnce: () => Promise<boolean>;
+  /** After each round. */
+  onRound?: (outcome: 'ok' | 'failed') => void;
 };
 
 /** A round that failed (a store is away) is tried again after this. */
 const RETRY_MS = 250;
 
-export function createTrigger({ name, intervalMs, log, runOnce }: TriggerDeps): Trigger {
+export function createTrigger({ name, intervalMs, log, runOnce, onRound }: TriggerDeps): Trigger {
   let running: Promise<void> | undefined;
   let again = false;
   let started = false;
@@ -67,7 +69,9 @@ export function createTrigger({ name, intervalMs, log, runOnce }: TriggerDeps): 
         if (await runOnce()) again = true;
         lastOk = performance.now();
         failing = false;
+        onRound?.('ok');
       } catch (error) {
+        onRound?.('failed');
         if (!failing) log.warn({ event: 'round_failed', loop: name, error: (error as Error).message });
         failing = true;
         clearTimeout(retry);

@@ -610,7 +610,12 @@ describe('submits at the same time', () => {
   async function inFlight(named: Named, work: (client: pg.Client) => Promise<void>): Promise<void> {
     const client = await world.begin();
     try {
-      await client.query('SELECT docsched_enqueue($1, $2, $3, $4)', ['default', named.taskId, named.taskVersion, 'null']);
+      await client.query('SELECT docsched_enqueue($1, $2, $3, $4)', [
+        'default',
+        named.taskId,
+        named.taskVersion,
+        'null',
+      ]);
       await work(client);
     } finally {
       await client.end();

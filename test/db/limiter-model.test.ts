@@ -107,7 +107,7 @@ onBothStores(' against a model', (place) => {
           await compare(place, model);
         }
       }),
-      { numRuns: 60, interruptAfterTimeLimit: 60_000 },
+      { numRuns: 100, interruptAfterTimeLimit: 60_000 },
     );
     for (const [what, times] of Object.entries(seen)) assert.ok(times > 20, `${what}: only ${times}`);
   });

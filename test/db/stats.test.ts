@@ -418,3 +418,15 @@ test('queues that share a label are shown as their sum, and the oldest of all', 
     [7],
   );
 });
+
+test('what a queue has shown is kept when its settings change', async () => {
+  const metrics = createMetrics({ version: '0' });
+  const value = async (name: string) => (await metrics.registry.getSingleMetric(name)!.get()).values[0]!.value;
+  metrics.addQueue('kept');
+  assert.equal(await value('docsched_limiter_drift'), 0);
+  metrics.limiterDrift.set({ queue: 'kept' }, 2);
+  metrics.dispatched('kept', 0.001, '');
+  metrics.addQueue('kept');
+  assert.equal(await value('docsched_limiter_drift'), 2);
+  assert.equal(await value('docsched_dispatch_latency_seconds'), 1, 'the first bucket');
+});

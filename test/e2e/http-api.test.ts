@@ -9,6 +9,7 @@ import type { Router } from 'express';
 import fc from 'fast-check';
 import type { Db } from '../../src/db.ts';
 import { ERROR_CODES } from '../../src/errors.ts';
+import { createEventRoutes } from '../../src/events.ts';
 import { createHealth } from '../../src/health.ts';
 import { createServer } from '../../src/http.ts';
 import { createInserterRoutes } from '../../src/inserter/route.ts';
@@ -881,13 +882,13 @@ describe('waiting', () => {
     const count = (name: string) => queries.filter((query) => query === name).length;
     const waits = Array.from({ length: CLIENTS }, () => answered(`http://127.0.0.1:${port}${pathOf(taskId)}?wait=60`));
     await eventually(() => count('get_task') === CLIENTS);
-    const looks = count('find_finished');
-    await eventually(() => count('find_finished') >= looks + 3);
+    const looks = count('find_changed');
+    await eventually(() => count('find_changed') >= looks + 3);
     assert.equal(count('get_task'), CLIENTS, 'nobody asks while waiting');
     await world.settle(attemptId, 'success', '1');
     for (const { status } of await Promise.all(waits)) assert.equal(status, 'Success');
     assert.equal(count('get_task'), 2 * CLIENTS);
-    assert.ok(count('find_finished') < 100);
+    assert.ok(count('find_changed') < 100);
     await waiter.stop();
     await server.close();
   });
@@ -1031,11 +1032,21 @@ describe('the service itself', () => {
     const none = {} as never;
     const log = createLog('silent');
     const routers: Router[] = [
-      createHealth({ db: none, limiter: none, checks: [], metrics: createMetrics({ version: '0' }), notes: () => [], log }).router,
+      createHealth({
+        db: none,
+        limiter: none,
+        checks: [],
+        metrics: createMetrics({ version: '0' }),
+        isRedisConnected: undefined,
+        targets: () => [],
+        notes: () => [],
+        log,
+      }).router,
       createInserterRoutes({ inserter: none, queues: none, batchMaxBytes: 1 }),
       createReceiverRoutes({ db: none, queues: none, settler: none, batchMaxBytes: 1, count: none }),
       createQueueRoutes({ db: none, queues: none, redrive: none }),
       createTaskRoutes({ db: none, queues: none, waiter: none, onRetried: none, onFreed: none }),
+      createEventRoutes({ db: none, queues: none, waiter: none }).router,
     ];
     const served = routers.flatMap((router) =>
       router.stack.flatMap(({ route }) =>

@@ -11,7 +11,15 @@ const COMPONENTS = ['inserter', 'pusher', 'receiver', 'watcher', 'limiter', 'tri
 const DOORS: Record<string, string[]> = {
   pg: ['db.ts', 'schema.ts'],
   ioredis: ['redis.ts'],
-  express: ['http.ts', 'health.ts', 'tasks.ts', 'events.ts', 'queue-routes.ts', 'inserter/route.ts', 'receiver/route.ts'],
+  express: [
+    'http.ts',
+    'health.ts',
+    'tasks.ts',
+    'events.ts',
+    'queue-routes.ts',
+    'inserter/route.ts',
+    'receiver/route.ts',
+  ],
   redlock: ['watcher/lease.ts'],
   'node-cron': ['watcher/watcher.ts', 'config.ts'],
   undici: ['pusher/parser-client.ts'],
