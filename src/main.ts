@@ -217,7 +217,8 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     }
     waiter.finished(closed.filter(isFinished).map(keyOf));
     if (closed.some(isReturned)) promoteTrigger.wake();
-    wake(new Set(closed.map(({ queue }) => queue)));
+    // Under a global limit a freed slot may be any queue's.
+    wake(config.GLOBAL_LIMIT > 0 ? undefined : new Set(closed.map(({ queue }) => queue)));
   }
 
   function onChanged(all: Queue[]): void {

@@ -122,7 +122,7 @@ function changesOf(before: Settings, now: Settings): Record<string, [unknown, un
   return Object.fromEntries(differing.map((name) => [name, [before[name] ?? null, now[name] ?? null]]));
 }
 
-/** A queue's part of the global limit is its part of the sum of all limits. */
+/** A queue's part of the global limit is its part of the sum of all limits, one slot at least. */
 export function limitsOf(queue: Queue, all: readonly Queue[], globalLimit: number): Limits {
   const limit = queue.concurrency_limit;
   const sum = all.reduce((total, one) => total + one.concurrency_limit, 0);
@@ -130,7 +130,7 @@ export function limitsOf(queue: Queue, all: readonly Queue[], globalLimit: numbe
     limit,
     retries: Math.max(1, Math.floor(limit * queue.retry_share)),
     global: globalLimit,
-    guaranteed: sum <= globalLimit ? limit : Math.floor((globalLimit * limit) / sum),
+    guaranteed: sum <= globalLimit ? limit : Math.min(limit, Math.max(1, Math.floor((globalLimit * limit) / sum))),
   };
 }
 

@@ -46,7 +46,7 @@ describe('beside a queue with a backlog and a hanging parser', () => {
         const pushed = deaf.pushes.length;
         await hanging(turn, paused);
         // All of the turn before have timed out by then.
-        if (!paused) await deaf.waitForPushes(pushed + HANGING);
+        if (!paused) await deaf.waitForPushes(pushed + HANGING, 30_000);
         (paused ? alone : beside).push(...(await measure(place, service, turn)));
       }
       const [p99Alone, p99Beside] = [p99(alone), p99(beside)];
