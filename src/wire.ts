@@ -52,6 +52,10 @@ export const submitRequest = z.strictObject({
 
 export const batchRequest = z.strictObject({
   tasks: z.array(z.unknown()).min(1, 'expected 1 to 1000 tasks').max(1000, 'expected 1 to 1000 tasks'),
+  atomic: z
+    .boolean('expected true or false')
+    .default(false)
+    .meta({ description: 'All or nothing: a bad entry is the answer, and none is stored.' }),
 });
 
 const statusCode = z

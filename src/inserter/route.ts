@@ -8,7 +8,7 @@ import { elementStarts, memberText, parseBody } from '../json.ts';
 import type { Queues } from '../queues.ts';
 import { readTraceparent, startSpan } from '../trace.ts';
 import { batchRequest, check, submitRequest } from '../wire.ts';
-import type { Inserter, Submit } from './inserter.ts';
+import type { Accepted, Inserter, Submit, SubmitOutcome } from './inserter.ts';
 
 export type InserterRouteDeps = {
   inserter: Inserter;
@@ -29,34 +29,50 @@ export function createInserterRoutes({ inserter, queues, batchMaxBytes }: Insert
     const { value, text } = parseBody(bodyOf(req));
     const submit = readSubmit(value, text, 0, '');
     const outcome = await traced([submit], req.get('traceparent'), ([only]) => inserter.submit(only!));
-    if (outcome.outcome === 'stale') throw staleVersion(submit, outcome.latest);
-    if (outcome.outcome === 'unknown_queue') throw unknownQueue(submit.queue, '');
+    if (!isAccepted(outcome)) throw refusalOf(submit, outcome, '');
     res.set('location', `/v1/tasks/${submit.taskId}/versions/${submit.taskVersion}?queue=${submit.queue}`);
     sendJson(res, outcome.outcome === 'existing' ? 200 : 202, JSON.stringify(outcome));
   });
 
   router.post('/v1/tasks/batch', readBytes(batchMaxBytes, 'body_too_large'), async (req, res) => {
     const { value, text } = parseBody(bodyOf(req));
-    const { tasks } = check(batchRequest, value);
+    const { tasks, atomic } = check(batchRequest, value);
     const starts = elementStarts(text, 'tasks');
     const entries = tasks.map((task, index) => readEntry(task, text, starts[index]!, index));
-    const submits = entries.filter((entry): entry is Checked => !(entry instanceof AppError));
-    const outcomes = submits.length === 0 ? [] : await traced(submits, req.get('traceparent'), inserter.submitBatch);
-    let next = 0;
-    const results = entries.map((entry, index) => {
-      if (entry instanceof AppError) return { error: toProblem(entry) };
-      const outcome = outcomes[next++]!;
-      if (outcome.outcome !== 'unknown_queue') return outcome;
-      return { error: toProblem(unknownQueue(entry.queue, `/tasks/${index}`)) };
-    });
+    const results = await (atomic ? storeAll : storeEach)(entries, req.get('traceparent'));
     sendJson(res, 200, JSON.stringify({ results }));
   });
 
   return router;
 
+  /** One result an entry; a bad one sinks no other. */
+  async function storeEach(entries: (Checked | AppError)[], header: string | undefined): Promise<unknown[]> {
+    const submits = entries.filter((entry): entry is Checked => !(entry instanceof AppError));
+    const outcomes = submits.length === 0 ? [] : await traced(submits, header, inserter.submitBatch);
+    let next = 0;
+    return entries.map((entry, index) => {
+      if (entry instanceof AppError) return { error: toProblem(entry) };
+      const outcome = outcomes[next++]!;
+      if (isAccepted(outcome) || outcome.outcome === 'stale') return outcome;
+      return { error: toProblem(refusalOf(entry, outcome, pointerTo(index))) };
+    });
+  }
+
+  /** Throws the problem of the first bad entry, by its own fault or by what is known of its task; nothing is stored then. */
+  async function storeAll(entries: (Checked | AppError)[], header: string | undefined): Promise<Accepted[]> {
+    const submits = entries.map((entry) => {
+      if (entry instanceof AppError) throw entry;
+      return entry;
+    });
+    const stored = await traced(submits, header, inserter.submitAtomic);
+    if ('accepted' in stored) return stored.accepted;
+    const { refused, index } = stored;
+    throw refusalOf(submits[index]!, refused, pointerTo(index));
+  }
+
   function readEntry(task: unknown, text: string, start: number, index: number): Checked | AppError {
     try {
-      return readSubmit(task, text, start, `/tasks/${index}`);
+      return readSubmit(task, text, start, pointerTo(index));
     } catch (error) {
       return toAppError(error);
     }
@@ -115,10 +131,33 @@ const attributesOf = (entry: Checked) => ({
   'docsched.task.version': entry.taskVersion,
 });
 
+const pointerTo = (index: number): string => `/tasks/${index}`;
+
+const isAccepted = (outcome: SubmitOutcome): outcome is Accepted => 'task' in outcome;
+
+/** `at`: JSON pointer of the submit. */
+function refusalOf(submit: Checked, outcome: Exclude<SubmitOutcome, Accepted>, at: string): AppError {
+  const { queue, taskId, taskVersion } = submit;
+  switch (outcome.outcome) {
+    case 'stale': {
+      const { latest } = outcome;
+      const detail = `Version ${latest.task_version} of task ${taskId} was accepted before; version ${taskVersion} is not stored`;
+      const members = { outcome: 'stale', latest };
+      return new AppError('stale_version', detail, { pointer: `${at}/task_version`, members });
+    }
+    case 'unknown_queue':
+      return unknownQueue(queue, at);
+    case 'locked':
+      return new AppError('task_locked', `Another transaction holds task ${taskId} of queue '${queue}'`, {
+        pointer: `${at}/task_id`,
+        retryAfterS: 1,
+      });
+    case 'failed':
+      return toAppError(outcome.error);
+    default:
+      return outcome satisfies never;
+  }
+}
+
 const unknownQueue = (queue: string, at: string): AppError =>
   new AppError('unknown_queue', `There is no queue '${queue}'`, { pointer: `${at}/queue` });
-
-function staleVersion(submit: Checked, latest: { task_version: string; status: string | null }): AppError {
-  const detail = `Version ${latest.task_version} of task ${submit.taskId} was accepted before; version ${submit.taskVersion} is not stored`;
-  return new AppError('stale_version', detail, { pointer: '/task_version', members: { outcome: 'stale', latest } });
-}

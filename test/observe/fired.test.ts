@@ -120,9 +120,12 @@ test('parsers report what is not accepted: DocschedCallbacksRejected', async (t)
 test('Redis answers no more: DocschedLoopStalled and DocschedLimiterClosed', async (t) => {
   const watched = await watch(t);
   await eventually(async () => assert.ok((await watched.prometheus.names()).has('docsched_limiter_open')));
-  watched.place.redis.pause();
-  await eventually(async () => assert.ok(await isFiring(watched, 'DocschedLimiterClosed')), PATIENCE);
-  await firesAndResolves(watched, 'DocschedLoopStalled', async () => watched.place.redis.resume());
+  const { redis } = watched.place;
+  const mend = async () => {
+    await eventually(async () => assert.ok(await isFiring(watched, 'DocschedLimiterClosed')), PATIENCE);
+    redis.resume();
+  };
+  await firesAndResolves(watched, 'DocschedLoopStalled', mend, async () => redis.pause());
   await eventually(async () => assert.equal(await isFiring(watched, 'DocschedLimiterClosed'), false), PATIENCE);
 });
 

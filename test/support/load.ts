@@ -56,7 +56,7 @@ export async function startLoad() {
     targets: [{ url: place.parser.url }, { url: second.url }],
     pending_expired_ms: 20_000,
   });
-  const store = new Redis(place.redis.url);
+  const store = new Redis(place.redis.url, { enableOfflineQueue: false });
   store.on('error', () => {});
   return {
     hosts: instances.map(({ url }) => new URL(url).host),
@@ -82,7 +82,7 @@ async function run(
     const tasks = Array.from({ length: count }, () => submitOf(++taskId));
     await submitTraced(instances[at % 2]!, tasks).catch(() => {});
     if (at % 7 === 0) await post(instances[0]!, `/v1/callbacks/${'x'.repeat(32)}`, { status_code: 0 });
-    if (at % 5 === 0) await leak(store, at).catch(() => {});
+    if (at % 5 === 0) leak(store, at).catch(() => {});
     if (at === Math.round(seconds * 0.3)) second.answerWith(reply(503));
     if (at === Math.round(seconds * 0.45)) second.answerWith(reply(401));
     if (at === Math.round(seconds * 0.55)) second.answerWith(finish());

@@ -77,21 +77,34 @@ test('two groups at most are on their way; what comes meanwhile grows the next o
   await Promise.all(calls);
 });
 
-test('entries with the same key never share a group, and keep their order', async () => {
+test('entries with the same key are never on their way at once, and keep their order', async () => {
   const { group, run, runs, entry } = createStage();
-  const calls = [entry('a'), entry('a'), entry('b'), entry('a'), entry('b')].map(group.add);
-  const [first, second] = [await run(1), await run(2)];
-  assert.deepEqual(
-    [numbers(first), numbers(second)],
-    [
-      [0, 2],
-      [1, 4],
-    ],
-  );
+  const calls = [entry('a'), entry('a'), entry('b'), entry('a'), entry('b'), entry('c')].map(group.add);
+  const first = await run(1);
+  assert.deepEqual(numbers(first), [0, 2, 5]);
+  await turn();
+  assert.equal(runs.length, 1, 'all that wait have keys that are on their way');
+  calls.push(group.add(entry('d')));
+  assert.deepEqual(numbers(await run(2)), [6], 'which holds up nobody else');
   first.commit();
-  assert.deepEqual(numbers(await run(3)), [3]);
+  const third = await run(3);
+  assert.deepEqual(numbers(third), [1, 4]);
+  third.commit();
+  assert.deepEqual(numbers(await run(4)), [3]);
   for (const one of runs) one.commit();
-  assert.deepEqual(await Promise.all(calls), ['done 0', 'done 1', 'done 2', 'done 3', 'done 4']);
+  assert.deepEqual(
+    await Promise.all(calls),
+    [0, 1, 2, 3, 4, 5, 6].map((n) => `done ${n}`),
+  );
+});
+
+test('a key that failed is free again', async () => {
+  const { group, run, entry } = createStage();
+  const [failed, kept] = [group.add(entry('a')), group.add(entry('a'))];
+  (await run(1)).fail(new Error('gone'));
+  await assert.rejects(failed, /gone/);
+  (await run(2)).commit();
+  assert.equal(await kept, 'done 1');
 });
 
 test('an entry that did not fit is not overtaken by a later one with its key', async () => {
@@ -100,8 +113,8 @@ test('an entry that did not fit is not overtaken by a later one with its key', a
   const calls = [entry('a', half), entry('b', half), entry('b', 1)].map(group.add);
   const [first, second] = [await run(1), await run(2)];
   assert.deepEqual([numbers(first), numbers(second)], [[0], [1]]);
-  first.commit();
-  await run(3);
+  second.commit();
+  assert.deepEqual(numbers(await run(3)), [2]);
   for (const one of runs) one.commit();
   await Promise.all(calls);
 });
