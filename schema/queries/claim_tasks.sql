@@ -9,7 +9,7 @@
 -- $10 epoch text: the limiter epoch the slots were taken in
 -- $11 url text[]  $12 outstanding int[]: the targets, and how many attempts each has open. A slot goes to the target that
 --    has the fewest, the slots before it counted, among those that may take one.
--- Returns at least one row: gate (open | fenced | waiting), wanted (how many the line offered), slots (how many the targets
+-- Returns at least one row: gate (open | fenced: another epoch is in force, or the queue was paused meanwhile | waiting), wanted (how many the line offered), slots (how many the targets
 -- took), records (of the targets that may not take all), and a claimed task a row, in the order of the
 -- line; attempt_id is null when there is none.
 -- has_blocked: a lower version waits behind this one, and the caller orders the versions of the task anew.
@@ -27,7 +27,7 @@
 WITH gate AS (
   SELECT q.processing_expired_ms, q.processing_max_ms
   FROM limiter_state s
-  JOIN queues q ON q.queue = $1
+  JOIN queues q ON q.queue = $1 AND NOT q.paused
   WHERE s.epoch = $10
   FOR KEY SHARE OF s
 ),

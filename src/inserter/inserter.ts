@@ -76,7 +76,7 @@ export function createInserter({ db, onStored, count }: InserterDeps): Inserter 
 
   async function submit(submit: Submit): Promise<SubmitOutcome> {
     const arrivedAtMs = performance.now();
-    const outcome = lane.holds(submit) ? LOCKED : await group.add(submit);
+    const outcome = await group.add(submit);
     return outcome.outcome === 'locked' ? waitApart(submit, arrivedAtMs) : outcome;
   }
 
@@ -116,7 +116,7 @@ export function createInserter({ db, onStored, count }: InserterDeps): Inserter 
     return outcome;
   }
 
-  /** Submits whose task is known to be held are not tried. */
+  /** Submits whose task is known to be held are not tried: they join those that wait, in the order they came. */
   async function storeUnlessHeld(submits: Submit[]): Promise<SubmitOutcome[]> {
     const free = submits.filter((submit) => !lane.holds(submit));
     if (free.length === submits.length) return store(submits);

@@ -79,15 +79,13 @@ export function createPusher(deps: PusherDeps): Pusher {
   };
 
   async function runOnce(): Promise<boolean> {
-    const queue = deps.queue();
-    if (!queue || isHeld(queue)) return false;
-    full = roomOf(queue) < 1;
-    if (full) return false;
-    // An idle queue takes no slots only to give them back.
-    if (fruitless && !(await hasClaimable(queue))) return false;
+    let queue = queueWithRoom();
+    // An idle queue takes no slots only to give them back. Its settings may have changed while it was looked.
+    if (queue && fruitless) queue = (await hasClaimable(queue)) ? queueWithRoom() : undefined;
+    if (!queue) return false;
     const { fewest, most } = claimSizes(queue);
     const round = await claim(queue, Math.min(Math.max(want, fewest), most, roomOf(queue)));
-    send(queue, round);
+    send(round, queue);
     const claimed = round.tasks.length + round.lost.length;
     fruitless = claimed === 0;
     emptyRounds = claimed > 0 || !round.more ? 0 : emptyRounds + 1;
@@ -95,15 +93,27 @@ export function createPusher(deps: PusherDeps): Pusher {
     return round.more && emptyRounds <= MAX_EMPTY_ROUNDS;
   }
 
-  async function hasClaimable(queue: Queue): Promise<boolean> {
-    return (await db.query('find_claimable', [[queue.queue]])).length > 0;
+  /** The queue as it is now, when its settings and the pushes on their way leave room for a claim. */
+  function queueWithRoom(): Queue | undefined {
+    const queue = deps.queue();
+    if (!queue || isHeld(queue)) return undefined;
+    full = roomOf(queue) < 1;
+    return full ? undefined : queue;
+  }
+
+  async function hasClaimable({ queue }: Queue): Promise<boolean> {
+    return (await db.query('find_claimable', [[queue]])).length > 0;
   }
 
   function roomOf(queue: Queue): number {
     return payloadOnTheWay > MAX_PAYLOAD ? 0 : mostOnTheWay(queue) - tasksOnTheWay;
   }
 
-  function send(queue: Queue, { tasks, lost, claimedAt }: ClaimRound): void {
+  function send({ tasks: claimed, lost, claimedAt }: ClaimRound, before: Queue): void {
+    // Claiming took a while: the pushes go by the settings of now.
+    const queue = deps.queue() ?? before;
+    const targetNow = ({ target }: ClaimedTask) => queue.targets.find(({ url }) => url === target.url) ?? target;
+    const tasks = queue === before ? claimed : claimed.map((task) => ({ ...task, target: targetNow(task) }));
     for (const task of lost) start([task], outcomes.giveBack(task, claimedAt, 'its slot was taken by others'));
     for (const together of intoRequests(tasks)) start(together, deliver(queue, together, claimedAt));
     const heads = [...tasks, ...lost].filter((task) => task.has_blocked);

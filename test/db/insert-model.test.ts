@@ -1,6 +1,6 @@
 /**
- * Random submits, and what happens to tasks in between, through two instances against a small sequential model of
- * SPEC section 2. Tasks side by side: every answer and row is the model's. One task from several callers at once: there
+ * Random submits, over HTTP and SQL, to queues of either version policy, and what happens to tasks in between, through two
+ * instances against a small sequential model of SPEC section 2. Tasks side by side: every answer and row is the model's. One task from several callers at once: there
  * is a serial order that explains every answer and the rows left.
  */
 import assert from 'node:assert/strict';
@@ -20,17 +20,20 @@ let payloads = 0;
 
 before(async () => {
   world = await createWorld('model');
+  await world.addQueue('stop', { version_policy: 'stop' });
   inserters = [world.inserter(), world.inserter()];
 });
 after(() => world.end());
 
 type ModelRow = { status: Status; payload: string; priority: number; delayed: boolean; born: number };
+type Queue = 'default' | 'stop';
+type Task = { queue: Queue; taskId: string };
 /** A task by the contract. forgotten: the floor is older than version_floor_ms. */
-type Model = { floor: number; forgotten: boolean; rows: Map<number, ModelRow>; births: number };
+type Model = { queue: Queue; floor: number; forgotten: boolean; rows: Map<number, ModelRow>; births: number };
 type Wish = { version: number; priority: number; payload: string; run?: 'ahead' | 'past' };
 type Answer = { outcome: string; latest?: string };
 
-const newModel = (): Model => ({ floor: -1, forgotten: false, rows: new Map(), births: 0 });
+const newModel = (queue: Queue): Model => ({ queue, floor: -1, forgotten: false, rows: new Map(), births: 0 });
 const copyOf = (model: Model): Model => ({
   ...model,
   rows: new Map([...model.rows].map(([version, row]) => [version, { ...row }])),
@@ -45,6 +48,9 @@ function decide(model: Model, { version, priority, payload, run }: Wish): Answer
   model.forgotten = false;
   const old = model.rows.get(version);
   if (old?.status === 'Processing' || old?.status === 'Success') return { outcome: 'existing' };
+  if (model.queue === 'stop')
+    for (const [lower, row] of model.rows)
+      if (lower < version && row.status === 'Pending') Object.assign(row, { status: 'Stopped', delayed: false });
   const delayed = run === undefined ? (old?.delayed ?? false) : run === 'ahead';
   if (old?.status === 'Pending') {
     Object.assign(old, { payload, priority, delayed });
@@ -69,9 +75,9 @@ function happen(model: Model, version: number, what: Status | 'gone'): boolean {
 const nextPayload = () => `{"n":${++payloads}}`;
 const runAtOf = (run: Wish['run']): number | null =>
   run === undefined ? null : run === 'ahead' ? Date.now() + 86_400_000 : 1000;
-const submitOfWish = (taskId: string, wish: Wish): Submit =>
+const submitOfWish = (task: Task, wish: Wish): Submit =>
   submitOf({
-    taskId,
+    ...task,
     taskVersion: String(wish.version),
     priority: wish.priority,
     payload: wish.payload,
@@ -82,6 +88,40 @@ const answerOf = (outcome: SubmitOutcome): Answer =>
     ? { outcome: 'stale', latest: outcome.latest.task_version }
     : { outcome: outcome.outcome };
 
+/** Through an instance, or in one transaction of a submitter's own. */
+async function tell(via: number, submits: Submit[]): Promise<Answer[]> {
+  const inserter = inserters[via];
+  if (!inserter) return enqueue(submits);
+  if (submits.length === 1) return [answerOf(await inserter.submit(submits[0]!))];
+  return (await inserter.submitBatch(submits)).map(answerOf);
+}
+
+/** Anew when it is ended by a deadlock. */
+async function enqueue(submits: Submit[]): Promise<Answer[]> {
+  const client = await world.sql.connect();
+  try {
+    await client.query('BEGIN');
+    const answers: Answer[] = [];
+    for (const { queue, taskId, taskVersion, payload, priority, runAt } of submits) {
+      const { rows } = await client.query<{ outcome: string; latest_version: string }>(
+        'SELECT outcome, latest_version FROM docsched_enqueue($1, $2, $3, $4, $5, $6)',
+        [queue, taskId, taskVersion, payload, priority, runAt],
+      );
+      const { outcome, latest_version } = rows[0]!;
+      answers.push(outcome === 'stale' ? { outcome, latest: latest_version } : { outcome });
+    }
+    await client.query('COMMIT');
+    return answers;
+  } catch (error) {
+    await client.query('ROLLBACK');
+    if ((error as { code?: string }).code !== '40P01') throw error;
+    return await enqueue(submits);
+  } finally {
+    client.release();
+  }
+}
+
+const queueOf = fc.constantFrom<Queue>('default', 'stop');
 const version = fc.integer({ min: 0, max: MAX_VERSION });
 const wish = fc.record(
   { version, priority: fc.integer({ min: 1, max: 5 }), run: fc.constantFrom('ahead' as const, 'past' as const) },
@@ -90,7 +130,7 @@ const wish = fc.record(
 
 test('answers and rows are those of the sequential model, whatever happens to other tasks meanwhile', async () => {
   const step = fc.oneof(
-    { weight: 6, arbitrary: fc.record({ via: fc.nat(1), wish }) },
+    { weight: 6, arbitrary: fc.record({ via: fc.nat(2), wish }) },
     {
       weight: 4,
       arbitrary: fc.record({ version, what: fc.constantFrom(...STATUS.slice(1), 'gone' as const) }),
@@ -99,9 +139,9 @@ test('answers and rows are those of the sequential model, whatever happens to ot
   );
   type Step = typeof step extends fc.Arbitrary<infer S> ? S : never;
 
-  async function play(steps: Step[]): Promise<void> {
-    const taskId = String(++tasks);
-    const model = newModel();
+  async function play({ queue, steps }: { queue: Queue; steps: Step[] }): Promise<void> {
+    const task = { queue, taskId: String(++tasks) };
+    const model = newModel(queue);
     const attempts = new Map<number, string>();
     for (const one of steps) {
       if (one === 'forget') {
@@ -109,30 +149,31 @@ test('answers and rows are those of the sequential model, whatever happens to ot
         for (const [version, row] of model.rows)
           if (['Success', 'Failed', 'Stopped'].includes(row.status)) {
             model.rows.delete(version);
-            await world.cleanUp({ taskId, taskVersion: String(version) });
+            await world.cleanUp({ ...task, taskVersion: String(version) });
           }
-        await world.ageFloor(taskId, VERSION_FLOOR_MS + 1);
+        await world.ageFloor(task.taskId, VERSION_FLOOR_MS + 1);
       } else if ('wish' in one) {
         const wanted = { ...one.wish, payload: nextPayload() };
-        const outcome = await inserters[one.via]!.submit(submitOfWish(taskId, wanted));
-        assert.deepEqual(answerOf(outcome), decide(model, wanted));
-        if (outcome.outcome === 'stale')
-          assert.equal(outcome.latest.status, model.rows.get(Number(outcome.latest.task_version))?.status ?? null);
+        const [answer] = await tell(one.via, [submitOfWish(task, wanted)]);
+        assert.deepEqual(answer, decide(model, wanted));
       } else if (happen(model, one.version, one.what)) {
-        const key = { taskId, taskVersion: String(one.version) };
+        const key = { ...task, taskVersion: String(one.version) };
         if (one.what === 'Processing') attempts.set(one.version, await world.claim(key));
         else if (one.what === 'Stopped') await world.cancel(key);
         else if (one.what === 'gone') await world.cleanUp(key);
         else await world.settle(attempts.get(one.version)!, one.what === 'Success' ? 'success' : 'refused');
       }
     }
-    await compare(taskId, model);
+    await compare(task, model);
   }
 
   await fc.assert(
-    fc.asyncProperty(fc.array(fc.array(step, { maxLength: 14 }), { minLength: 1, maxLength: 5 }), async (plays) => {
-      await Promise.all(plays.map(play));
-    }),
+    fc.asyncProperty(
+      fc.array(fc.record({ queue: queueOf, steps: fc.array(step, { maxLength: 14 }) }), { minLength: 1, maxLength: 5 }),
+      async (plays) => {
+        await Promise.all(plays.map(play));
+      },
+    ),
     { numRuns: 120 },
   );
 });
@@ -144,7 +185,7 @@ test('one task from several callers at once: some serial order explains every an
     {
       weight: 5,
       arbitrary: fc.record({
-        via: fc.nat(1),
+        via: fc.nat(2),
         wishes: fc.array(fc.record({ task: taskIndex, wish }), { minLength: 1, maxLength: 3 }),
       }),
     },
@@ -157,12 +198,12 @@ test('one task from several callers at once: some serial order explains every an
       }),
     },
   );
-  const past = fc.array(fc.constantFrom(...STATUS), { maxLength: MAX_VERSION });
+  const past = fc.record({ queue: queueOf, states: fc.array(fc.constantFrom(...STATUS), { maxLength: MAX_VERSION }) });
 
   await fc.assert(
     fc.asyncProperty(fc.tuple(past, past), fc.array(call, { minLength: 2, maxLength: 6 }), async (pasts, drawn) => {
-      const taskIds = Array.from({ length: TASKS }, () => String(++tasks));
-      const models = await Promise.all(pasts.map((states, index) => prepare(taskIds[index]!, states)));
+      const named = pasts.map(({ queue }): Task => ({ queue, taskId: String(++tasks) }));
+      const models = await Promise.all(pasts.map(({ states }, index) => prepare(named[index]!, states)));
       const calls = drawn.map((one) =>
         'what' in one
           ? one
@@ -171,7 +212,7 @@ test('one task from several callers at once: some serial order explains every an
       const answers = await Promise.all(
         calls.map(async (one): Promise<Answer[]> => {
           if ('what' in one) {
-            const key = { taskId: taskIds[one.task]!, taskVersion: String(one.version) };
+            const key = { ...named[one.task]!, taskVersion: String(one.version) };
             const done =
               one.what === 'Stopped'
                 ? await world.cancel(key)
@@ -181,18 +222,17 @@ test('one task from several callers at once: some serial order explains every an
                   );
             return [{ outcome: String(done) }];
           }
-          const submits = one.wishes.map((w) => submitOfWish(taskIds[w.task]!, w.wish));
-          const inserter = inserters[one.via]!;
-          const outcomes =
-            submits.length === 1 ? [await inserter.submit(submits[0]!)] : await inserter.submitBatch(submits);
-          return outcomes.map(answerOf);
+          return tell(
+            one.via,
+            one.wishes.map((w) => submitOfWish(named[w.task]!, w.wish)),
+          );
         }),
       );
-      for (const [task, taskId] of taskIds.entries()) {
-        const steps = calls.map((one, index) => stepsOf(task, one, answers[index]!));
-        const left = await leftOf(taskId);
-        if (!explains(models[task]!, steps, JSON.stringify(left)))
-          assert.fail(`no serial order explains ${JSON.stringify({ task, calls, answers, left }, null, 1)}`);
+      for (const [index, task] of named.entries()) {
+        const steps = calls.map((one, n) => stepsOf(index, one, answers[n]!));
+        const left = await leftOf(task);
+        if (!explains(models[index]!, steps, JSON.stringify(left)))
+          assert.fail(`no serial order explains ${JSON.stringify({ index, pasts, calls, answers, left }, null, 1)}`);
       }
       assert.deepEqual(await world.db.query('find_stranded_versions', []), [], 'nothing waits behind nothing');
     }),
@@ -228,15 +268,15 @@ function explains(model: Model, calls: Step[][], left: string): boolean {
 }
 
 /** Submits versions 0, 1, ... one after another and brings each to its state. */
-async function prepare(taskId: string, states: readonly Status[]): Promise<Model> {
-  const model = newModel();
+async function prepare(task: Task, states: readonly Status[]): Promise<Model> {
+  const model = newModel(task.queue);
   for (const [version, status] of states.entries()) {
     const wanted = { version, priority: 5, payload: nextPayload() };
     decide(model, wanted);
-    await inserters[0].submit(submitOfWish(taskId, wanted));
+    await inserters[0].submit(submitOfWish(task, wanted));
     model.rows.get(version)!.status = status;
     if (status === 'Pending') continue;
-    const key = { taskId, taskVersion: String(version) };
+    const key = { ...task, taskVersion: String(version) };
     const attemptId = await world.claim(key);
     if (status === 'Stopped') await world.cancel(key);
     if (status === 'Success') await world.settle(attemptId, 'success');
@@ -247,10 +287,10 @@ async function prepare(taskId: string, states: readonly Status[]): Promise<Model
 
 type Left = { floor: number; rows: [number, string, string, number, boolean][] };
 
-async function leftOf(taskId: string): Promise<Left> {
-  const rows = await world.states(taskId);
+async function leftOf({ queue, taskId }: Task): Promise<Left> {
+  const rows = await world.states(taskId, queue);
   return {
-    floor: Number((await world.floor(taskId))?.task_version ?? -1),
+    floor: Number((await world.floor(taskId, queue))?.task_version ?? -1),
     rows: rows.map((row) => [Number(row.task_version), STATUS[row.status]!, row.payload, row.priority, row.hold === 1]),
   };
 }
@@ -263,9 +303,9 @@ const showModel = (model: Model): Left => ({
 });
 
 /** The rows of a task at rest are the model's, and its waiting versions stand in line as the contract says. */
-async function compare(taskId: string, model: Model): Promise<void> {
-  assert.deepEqual(await leftOf(taskId), showModel(model));
-  const rows = await world.states(taskId);
+async function compare(task: Task, model: Model): Promise<void> {
+  assert.deepEqual(await leftOf(task), showModel(model));
+  const rows = await world.states(task.taskId, task.queue);
   assert.deepEqual(
     rows.toSorted((a, b) => a.id - b.id).map((row) => Number(row.task_version)),
     [...model.rows].toSorted(([, a], [, b]) => a.born - b.born).map(([version]) => version),

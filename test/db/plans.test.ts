@@ -232,6 +232,12 @@ async function touch(name: string, params = paramsOf(name)): Promise<{ buffers: 
   return { buffers: plan['Shared Hit Blocks'] + plan['Shared Read Blocks'], rows: plan['Actual Rows'] };
 }
 
+/** The least of three: a vacuum or a checkpoint beside it costs one of them more. */
+async function touchLeast(name: string): Promise<{ buffers: number; rows: number }> {
+  const times = [await touch(name), await touch(name), await touch(name)];
+  return times.reduce((least, one) => (one.buffers < least.buffers ? one : least));
+}
+
 for (const name of ['expire_pending', 'promote_tasks', 'find_expired_attempts', 'retain_results', 'delete_tasks'])
   test(`${name} touches next to nothing while nothing is due`, async () => {
     const { buffers, rows } = await touch(name);
@@ -258,11 +264,11 @@ test('a claim beside a million delayed tasks, as many new ones and as many retri
 });
 
 test(`a claim of ${CLAIM} from two million Pending touches few buffers, also behind many that were claimed before`, async () => {
-  const fresh = await touch('claim_tasks');
+  const fresh = await touchLeast('claim_tasks');
   await world.setQueue('default', { concurrency_limit: 1_000_000 });
   const one = await world.instance();
   for (let i = 0; i < 50; i++) assert.equal((await one.claim(await world.queue(), CLAIM)).tasks.length, CLAIM);
-  const behind = await touch('claim_tasks');
+  const behind = await touchLeast('claim_tasks');
   for (const { buffers, rows } of [fresh, behind]) {
     assert.equal(rows, CLAIM);
     assert.ok(buffers <= CLAIM * BUFFERS_A_TASK, `${buffers} buffers`);

@@ -36,7 +36,8 @@ for (const limiter of LIMITERS)
 
     await enqueueInTransaction(pooler.url, TASKS);
     assert.equal((await ended(api, TASKS)).status, 'Success');
-    for (const instance of [api, pusher]) assert.equal((await get(instance, '/readyz')).body.status, 'ready');
+    for (const instance of [api, pusher])
+      await eventually(async () => assert.equal((await get(instance, '/readyz')).body.status, 'ready'));
     await eventually(async () => assert.equal(await place.slots(), 0));
   });
 

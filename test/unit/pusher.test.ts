@@ -18,27 +18,33 @@ const taskOf = (more: Partial<ClaimedTask> = {}) =>
   ({ attempt_id: 'a', payload: '{}', target: TARGET, started_at: '0', pending_since: '0', ...more }) as ClaimedTask;
 
 /** A pusher over a queue that always has something; pushes are answered by `answer`. */
-function scripted(queue: Queue, task: ClaimedTask = taskOf()) {
+function scripted(first: Queue, task: ClaimedTask = taskOf()) {
+  let queue = first;
+  const requests: (readonly ClaimedTask[])[] = [];
   const asked: unknown[] = [];
   const rooms: number[] = [];
   const answers: (() => void)[] = [];
   let woken = 0;
+  let whenAsked = () => {};
   let offered = Number.POSITIVE_INFINITY;
   const pusher = createPusher({
     db: {
       query: async (name: string) => {
         asked.push(name);
+        whenAsked();
         return offered > 0 ? [{}] : [];
       },
     } as unknown as Db,
     claim: async (_, room) => {
       rooms.push(room);
+      whenAsked();
       const claimed = Math.min(room, offered);
       if (claimed === 0) return NOTHING;
       return { ...NOTHING, tasks: Array.from({ length: claimed }, () => task), more: true };
     },
     push: (_, tasks) =>
       new Promise((resolve) => {
+        requests.push(tasks);
         answers.push(() => resolve(tasks.map((): PushAnswer => ({ kind: 'accepted' }))));
       }),
     outcomes: { act: async () => {}, giveBack: async () => {}, stop: () => {} },
@@ -53,11 +59,18 @@ function scripted(queue: Queue, task: ClaimedTask = taskOf()) {
     pusher,
     asked,
     rooms,
+    requests,
     answers,
     woken: () => woken,
     /** So much can be claimed in a round from now on. */
     offer: (count: number) => {
       offered = count;
+    },
+    /** Settings from the next time on that a round looks for work or claims, while it does. */
+    changeMeanwhile: (next: Queue) => {
+      whenAsked = () => {
+        queue = next;
+      };
     },
     answerAll: () => {
       for (const answer of answers.splice(0)) answer();
@@ -101,6 +114,30 @@ test('a queue that is paused, has no target or no slot asks no store', async () 
     pusher.expectWork();
     assert.equal(await pusher.runOnce(), false);
     assert.deepEqual([asked, rooms], [[], []], JSON.stringify(held));
+  }
+});
+
+test('a queue that is paused while a round looks for work is not claimed from', async () => {
+  const { pusher, asked, rooms, changeMeanwhile } = scripted(queueOf());
+  changeMeanwhile(queueOf({ paused: true }));
+  assert.equal(await pusher.runOnce(), false);
+  assert.deepEqual([asked, rooms], [['find_claimable'], []]);
+});
+
+test('pushes go by the settings of their target when they leave, or by the last it had', async () => {
+  const changed = { ...TARGET, batch: 8, mode: 'sync' as const };
+  for (const [targets, expected] of [
+    [[changed], changed],
+    [[{ ...TARGET, url: 'http://other.test/' }], TARGET],
+  ] as const) {
+    const { pusher, requests, changeMeanwhile, answerAll } = scripted(queueOf());
+    pusher.expectWork();
+    changeMeanwhile(queueOf({ targets: [...targets] }));
+    await pusher.runOnce();
+    assert.deepEqual(requests.flat()[0]!.target, expected);
+    assert.equal(requests.length, expected === changed ? 1 : 8);
+    answerAll();
+    await pusher.idle();
   }
 });
 
