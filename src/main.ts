@@ -127,6 +127,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     createTrigger: (one) => createTrigger({ ...one, onRound: (outcome) => metrics.looped('pusher', outcome) }),
     intervalMs: config.TRIGGER_INTERVAL_MS,
     limits: queues.limits,
+    onUnused: wake,
     callbackUrl: (attemptId) => `${publicUrl}/v1/callbacks/${attemptId}`,
     observePush: metrics.pushed,
     observeDispatch: metrics.dispatched,
@@ -229,6 +230,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   const parts: Part[] = [
     { start: queues.start, stop: queues.stop },
     { start: limiter.start, stop: limiter.stop },
+    { start: announcer.start, stop: announcer.stop },
     { stop: settler.idle },
     { start: sampler.start, stop: sampler.stop },
     { start: promoteTrigger.start, stop: promoteTrigger.stop },
@@ -240,7 +242,6 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     ...(does('watcher') ? [watcher] : []),
     { stop: pushers.idle },
     ...(does('pusher') ? [{ start: pushers.start, stop: pushers.stop }] : []),
-    { start: announcer.start, stop: announcer.stop },
     { start: events.start, stop: events.stop },
     { stop: http.refuse },
   ];

@@ -158,6 +158,9 @@ export function createMetrics({ version }: { version: string }) {
       corrections.inc({ queue: label(queue), direction: 'added' }, added);
     },
     watcherRan: (job: string, outcome: 'ran' | 'skipped' | 'failed', changed: number) => {
+      // Another instance reconciles: what this one found is no longer news.
+      if (job === 'reconcile' && outcome === 'skipped')
+        for (const queue of known) gauges.limiterDrift.set({ queue }, 0);
       watcherRuns.inc({ action: job, outcome });
       watcherActions.inc({ action: job }, changed);
     },

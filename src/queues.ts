@@ -100,12 +100,17 @@ export function createQueues({ db, config, onChanged, log }: QueuesDeps): Queues
     const loaded = rows.map(({ defaults: _, ...queue }) => queue);
     const { defaults } = rows[0]!;
     const changed = defaultsSeen && changesOf(defaultsSeen, defaults);
-    if (changed && Object.keys(changed).length > 0) log.info({ event: 'queue_defaults_changed', changed });
+    if (changed && Object.keys(changed).length > 0)
+      log.info({
+        event: 'queue_defaults_changed',
+        changed: { ...changed, ...(changed.targets && { targets: 'changed' }) },
+      });
     defaultsSeen = defaults;
     const now = JSON.stringify(loaded);
     if (now === seen) return;
     for (const queue of loaded) {
-      const { secrets: _, ...shown } = queue;
+      const { secrets: _, targets, ...rest } = queue;
+      const shown = { ...rest, targets: targets.map(({ url }) => withoutQuery(url)) };
       if (seen !== '' && JSON.stringify(queue) !== JSON.stringify(queues.get(queue.queue)))
         log.info({ event: 'queue_changed', ...shown });
     }
@@ -114,6 +119,9 @@ export function createQueues({ db, config, onChanged, log }: QueuesDeps): Queues
     onChanged(loaded);
   }
 }
+
+/** A target's URL for people: its query may hold a secret. */
+const withoutQuery = (url: string): string => new URL(url).origin + new URL(url).pathname;
 
 /** What differs, as [before, now]. The environment names no secrets, so there are none in it. */
 function changesOf(before: Settings, now: Settings): Record<string, [unknown, unknown]> {

@@ -57,17 +57,21 @@ type Batch = {
 export function createRedrive({ db, onRedriven, log }: RedriveDeps): Redrive {
   return { run };
 
-  async function run(request: RedriveRequest, wanted: () => boolean): Promise<Redriven> {
+  async function run(asked: RedriveRequest, wanted: () => boolean): Promise<Redriven> {
     const startedAt = performance.now();
     const until = startedAt + BUDGET_MS;
     const more = () => performance.now() < until && wanted();
+    // What fails again while this call runs is left to the next one.
+    const [{ now } = { now: '0' }] = await db.query<{ now: string }>('read_clock', []);
+    const finishedBefore = Math.min(asked.finishedBefore ?? Number.POSITIVE_INFINITY, Number(now));
+    const request = { ...asked, finishedBefore };
     const reasons = request.reason === null ? await listReasons(request.queue) : [request.reason];
     const done: Redriven = { matched: 0, redriven: 0, skipped: 0, due_by: null };
     for (const reason of reasons) done.matched += await count('count_failed', request, reason, () => true);
     for (const reason of reasons)
       if (request.dryRun) done.skipped += await count('count_superseded', request, reason, more);
       else await redrive(request, reason, more, done);
-    const { queue, reason, ratePerS: rate_per_s } = request;
+    const { queue, reason, ratePerS: rate_per_s } = asked;
     const duration_ms = Math.round(performance.now() - startedAt);
     if (!request.dryRun) log.info({ event: 'redriven', queue, reason, rate_per_s, ...done, duration_ms });
     return done;

@@ -60,8 +60,6 @@ export type ClaimRound = {
   claimedAt: number;
   /** There is more to claim: call again. */
   more: boolean;
-  /** The targets are left alone, or took all they may for now: how long until one takes more, ms; else null. */
-  waitMs: number | null;
 };
 
 export type ClaimerDeps = {
@@ -70,6 +68,8 @@ export type ClaimerDeps = {
   chooser: Chooser;
   targets: Targets;
   limits: (queue: Queue) => Limits;
+  /** Slots under the global limit came back unused: they may be what another queue is short of. */
+  onUnused: () => void;
   log: Log;
 };
 
@@ -79,9 +79,9 @@ const ATTEMPT_ID_BYTES = 21;
 const ID_TIME_CHARACTERS = 4;
 const LOOKUP_EVERY_MS = 500;
 
-const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false, waitMs: null };
+const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false };
 
-export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf, log }: ClaimerDeps) {
+export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf, onUnused, log }: ClaimerDeps) {
   return { claim };
 
   /** Up to `room` tasks of the queue. Throws when a store is away; what was taken by then is repaired (see above). */
@@ -90,7 +90,7 @@ export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf,
     if (epoch === null || room < 1) return NOTHING;
     await targets.look(queue.targets);
     const asked = targets.ask(queue.targets);
-    if (asked.urls.length === 0) return { ...NOTHING, waitMs: targets.waitMs() };
+    if (asked.urls.length === 0) return NOTHING;
     const limits = limitsOf(queue);
     const slots = await limiter.acquire(queue.queue, newAttemptIds(room), limits);
     if (slots.ids.length === 0) return NOTHING;
@@ -100,14 +100,20 @@ export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf,
     const { gate, wanted, records, slots: filled } = rows[0]!;
     chooser.record(tasks);
     const short = gate !== 'fenced' && filled < slots.ids.length;
-    targets.seen({ at: claimedAt, urls: asked.urls, records, claimed: tasks, short });
+    targets.seen({
+      at: claimedAt,
+      urls: asked.urls,
+      records: gate === 'fenced' ? null : records,
+      claimed: tasks,
+      short,
+    });
     const lost = await confirm(queue, slots.ids, tasks, limits);
+    if (limits.global > 0 && tasks.length > 0 && tasks.length < slots.ids.length) onUnused();
     return {
       tasks: tasks.filter((task) => !lost.has(task.attempt_id)),
       lost: tasks.filter((task) => lost.has(task.attempt_id)),
       claimedAt,
       more: gate === 'open' && (tasks.length === room || tasks.length < wanted),
-      waitMs: short ? targets.waitMs() : null,
     };
   }
 

@@ -40,10 +40,19 @@ const ORDINARY = new Set<PushAnswer['kind']>(['accepted', 'done', 'busy', 'broke
 type Span = ReturnType<typeof startSpan>;
 
 export function createPush({ db, client, callbackUrl, observePush, log }: PushDeps): Push {
-  return async (queue, tasks, claimedAt) => {
+  return push;
+
+  async function push(queue: Queue, tasks: readonly ClaimedTask[], claimedAt: number): Promise<PushAnswer[]> {
     const began = performance.now();
     const spans = tasks.map((task) => spanOf(queue, task));
     const reply = await send(queue, tasks, spans, claimedAt);
+    if (tasks.length > 1 && reply.kind === 'response' && readAnswer(reply, Date.now()).kind === 'refused') {
+      // Too large, or one document spoils it: none was taken, so each half is asked for by itself.
+      for (const span of spans) span.end(`the parser answered ${reply.status} to the batch`);
+      const half = Math.ceil(tasks.length / 2);
+      const halves = [tasks.slice(0, half), tasks.slice(half)];
+      return (await Promise.all(halves.map((part) => push(queue, part, claimedAt)))).flat();
+    }
     const answers = read(tasks, reply).map((answer) => withoutIds(answer, tasks));
     const ms = performance.now() - began;
     for (const [i, answer] of answers.entries()) {
@@ -53,7 +62,7 @@ export function createPush({ db, client, callbackUrl, observePush, log }: PushDe
       logAnswer(queue, tasks[i]!, span, answer, ms);
     }
     return answers;
-  };
+  }
 
   /** What cannot be put into a request (a secret that is none) was not sent. */
   function send(

@@ -30,6 +30,8 @@ export type PushersDeps = {
   /** The safety net: all queues are looked at this often, ms. */
   intervalMs: number;
   limits: (queue: Queue) => Limits;
+  /** Slots that any queue may take came back unused. */
+  onUnused: () => void;
   callbackUrl: (attemptId: string) => string;
   observePush: (queue: string, outcome: string, seconds: number, traceparent: string) => void;
   observeDispatch: (queue: string, seconds: number, traceparent: string) => void;
@@ -68,7 +70,7 @@ type Lane = {
 const ANYWAY_MS = 60_000;
 
 export function createPushers(deps: PushersDeps): Pushers {
-  const { db, limiter, client, settler, createTrigger, limits, log } = deps;
+  const { db, limiter, client, settler, createTrigger, limits, onUnused, log } = deps;
   const { callbackUrl, observePush, observeDispatch, intervalMs } = deps;
   const push = createPush({ db, client, callbackUrl, observePush, log });
   const acceptance = createAcceptance({ db, log });
@@ -115,7 +117,15 @@ export function createPushers(deps: PushersDeps): Pushers {
     const queue = () => queues.get(name);
     const wake = () => wakeLane(name);
     const targets = createTargets({ db, queue, wake, log });
-    const { claim } = createClaimer({ db, limiter, chooser: createChooser(Math.random), targets, limits, log });
+    const { claim } = createClaimer({
+      db,
+      limiter,
+      chooser: createChooser(Math.random),
+      targets,
+      limits,
+      onUnused,
+      log,
+    });
     const outcomes = createOutcomes({ settler, targets, acceptance, log });
     const pusher = createPusher({ db, claim, push, outcomes, queue, wake, observeDispatch, log });
     const runOnce = async () => {

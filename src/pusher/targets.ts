@@ -16,6 +16,7 @@
 import type { Db } from '../db.ts';
 import type { Log } from '../log.ts';
 import type { Queue, Target } from '../queues.ts';
+import { storable } from '../wire.ts';
 import { createCircuits, type TargetRecord } from './circuits.ts';
 import type { ClaimedTask } from './claim.ts';
 
@@ -39,8 +40,6 @@ export type Targets = {
   look(targets: readonly Target[]): Promise<void>;
   /** Those that a claim may ask for, and how many attempts each has open; none when all are left alone. */
   ask(targets: readonly Target[]): { urls: string[]; outstanding: number[] };
-  /** How long until the first of those that do not take all takes more, ms; null when each takes all. */
-  waitMs(): number | null;
   seen(seen: Seen): void;
   /** It gave a clear answer: any HTTP answer that is not a failure of the target. */
   answered(task: ClaimedTask): void;
@@ -69,6 +68,7 @@ export type TargetsDeps = {
 };
 
 const BUSY_MAX_MS = 60_000;
+const MAX_ERROR_CHARACTERS = 2_000;
 /** How old the count of open attempts may be, and what is known of a target that does not take all. */
 const LOOK_EVERY_MS = 1_000;
 /** A ramping target takes more all the time: this often it is worth a claim. */
@@ -95,7 +95,6 @@ export function createTargets({ db, queue, wake, log }: TargetsDeps): Targets {
       const asked = [...urls.slice(first), ...urls.slice(0, first)];
       return { urls: asked, outstanding: asked.map((url) => outstanding.get(url) ?? 0) };
     },
-    waitMs,
     seen({ at, urls, records, claimed, short }) {
       for (const { target } of claimed) count(target.url, 1);
       if (records) learn(at, urls, records);
@@ -130,6 +129,7 @@ export function createTargets({ db, queue, wake, log }: TargetsDeps): Targets {
     outstanding.set(url, Math.max(0, (outstanding.get(url) ?? 0) + change));
   }
 
+  /** How long until the first of those that do not take all takes more, ms; null when each takes all. */
   function waitMs(): number | null {
     const waits = urlsNow()
       .map(circuits.waitMs)
@@ -162,7 +162,7 @@ export function createTargets({ db, queue, wake, log }: TargetsDeps): Targets {
 
   async function open(task: ClaimedTask, error: string): Promise<void> {
     if (circuits.isOld(task)) return;
-    const record = await write('break_target', task, error);
+    const record = await write('break_target', task, storable(error, MAX_ERROR_CHARACTERS));
     if (!record) return;
     const { failures, wait_ms } = record;
     log.warn({ event: 'target_broken', target: shown(task.target.url), error, failures, next_try_ms: wait_ms });

@@ -15,6 +15,7 @@ export type Announcer = {
   /** Others should look for work in these queues. */
   announce(queues: Iterable<string>): void;
   start(): Promise<void>;
+  /** Sends what was announced last. */
   stop(): Promise<void>;
   lastOkAgeMs(): number | null;
   trouble(): string | null;
@@ -45,6 +46,7 @@ export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps)
   let pending = new Set<string>();
   let lastSent = 0;
   let timer: NodeJS.Timeout | undefined;
+  let sending: Promise<unknown> = Promise.resolve();
   let onCheckHeard: () => void = () => {};
   const loop = createLoop({ name: 'listener', intervalMs: CHECK_EVERY_MS, log, runOnce: checkListener });
 
@@ -56,9 +58,10 @@ export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps)
       loop.start();
     },
     async stop() {
-      clearTimeout(timer);
       await loop.stop();
       await client?.end().catch(() => {});
+      if (timer) send();
+      await sending;
     },
     lastOkAgeMs: loop.lastOkAgeMs,
     trouble: loop.trouble,
@@ -71,11 +74,12 @@ export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps)
 
   /** A failure is not repeated: the periodic trigger of the others makes it good. */
   function send(): void {
+    clearTimeout(timer);
     timer = undefined;
     lastSent = performance.now();
     const named = pending.size > MAX_NAMED ? EVERYWHERE : [...pending].join(' ');
     pending = new Set();
-    db.query('announce_work', [CHANNEL, `${instanceId} ${named}`]).catch(() => {});
+    sending = db.query('announce_work', [CHANNEL, `${instanceId} ${named}`]).catch(() => {});
   }
 
   function hear(payload = ''): void {

@@ -5,7 +5,7 @@
 import type { Db } from '../db.ts';
 import type { Queues } from '../queues.ts';
 import { FAILED, type KeyRow, keyColumns, STOPPED } from '../task.ts';
-import { BATCH, drain, runUntil } from './drain.ts';
+import { BATCH, drain, drainInTurn, runUntil } from './drain.ts';
 
 export function createClean({ db, queues }: { db: Db; queues: Queues }) {
   // Where the walks over attempts and floors stand: a run goes on where the last one's time was over.
@@ -17,9 +17,12 @@ export function createClean({ db, queues }: { db: Db; queues: Queues }) {
   async function runOnce(): Promise<number> {
     const until = runUntil();
     let total = await drain(until, freeStranded);
-    for (const { queue } of queues.all())
-      for (const status of [FAILED, STOPPED])
-        total += await drain(until, async () => (await db.query('delete_tasks', [queue, status])).length);
+    for (const status of [FAILED, STOPPED])
+      total += await drainInTurn(
+        until,
+        queues.all(),
+        async (queue) => (await db.query('delete_tasks', [queue, status])).length,
+      );
     await drain(until, async () => {
       const [step] = await db.query<{ deleted: number; last_closed_at: string | null; last_attempt_id: string }>(
         'delete_attempts',

@@ -2,7 +2,7 @@
 import type { Db } from '../db.ts';
 import type { Queues } from '../queues.ts';
 import { type KeyRow, keyColumns, keyOf, type TaskKey } from '../task.ts';
-import { drain, runUntil } from './drain.ts';
+import { drainInTurn, runUntil } from './drain.ts';
 
 type Row = KeyRow & { has_blocked: boolean };
 
@@ -12,11 +12,8 @@ export function createExpirePending({ db, queues, onFinished, onFreed }: ExpireP
   return { runOnce };
 
   /** Returns how many tasks failed. */
-  async function runOnce(): Promise<number> {
-    const until = runUntil();
-    let total = 0;
-    for (const { queue } of queues.all()) total += await drain(until, () => expire(queue));
-    return total;
+  function runOnce(): Promise<number> {
+    return drainInTurn(runUntil(), queues.all(), expire);
   }
 
   async function expire(queue: string): Promise<number> {

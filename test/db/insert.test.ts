@@ -373,6 +373,29 @@ describe('the same version', () => {
     );
   });
 
+  for (const status of ['Pending', 'Failed'] as const)
+    test(`that is ${status} gets a larger update_at by each submit, whatever the clock says`, async () => {
+      const taskId = newTask();
+      await bring({ taskId, taskVersion: '1' }, status);
+      await world.age(taskId, -DAY_MS);
+      for (let i = 0; i < 3; i++) {
+        const { update_at } = (await versionOf(taskId, '1'))!;
+        await submit({ taskId, taskVersion: '1' });
+        assert.equal((await versionOf(taskId, '1'))?.update_at, update_at + 1);
+      }
+    });
+
+  test('that is blocked or freed gets a larger update_at, whatever the clock says', async () => {
+    const taskId = newTask();
+    await submit({ taskId, taskVersion: '1' });
+    await world.age(taskId, -DAY_MS);
+    const { update_at } = (await versionOf(taskId, '1'))!;
+    await submit({ taskId, taskVersion: '2' });
+    assert.equal((await versionOf(taskId, '1'))?.update_at, update_at + 1);
+    await world.cancel({ taskId, taskVersion: '2' });
+    assert.equal((await versionOf(taskId, '1'))?.update_at, update_at + 2);
+  });
+
   test('whose row is cleaned up is created', async () => {
     const taskId = newTask();
     await bring({ taskId, taskVersion: '1' }, 'Success');

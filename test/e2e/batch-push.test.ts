@@ -51,6 +51,22 @@ describe('a target that takes batches', { concurrency: true }, () => {
       const outcomes = async ({ body }: Push) =>
         (await getAttempts(service, body.task_id)).map(({ outcome }) => outcome);
 
+      await t.test('one document that spoils its batch is refused alone; those beside it are taken', async () => {
+        parser.answerWith((pushes, req, res) => {
+          const isSpoilt = pushes.some(({ body }) => Number(body.task_id) % BATCH === 3);
+          return (isSpoilt ? reply(413) : accept)(pushes, req, res);
+        });
+        const pushes = await pushTogether(BATCH);
+        for (const { body } of pushes) {
+          const spoilt = Number(body.task_id) % BATCH === 3;
+          if (spoilt) assert.equal((await ended(service, body.task_id)).reason, 'refused');
+          else await eventually(async () => assert.equal((await getTask(service, body.task_id)).status, 'Processing'));
+        }
+        const taken = parser.pushes.filter((push) => push.answered === 202);
+        assert.equal(taken.length, BATCH - 1);
+        for (const push of taken) await parser.callback(push);
+      });
+
       await t.test('gets a backlog in batches, each with a key of its own and the trace of each task', async () => {
         parser.answerWith(accept);
         const pushes = await pushTogether(25);

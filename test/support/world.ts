@@ -260,7 +260,16 @@ export async function createWorld(name: string, { redisUrl }: { redisUrl?: strin
       endings.push(() => targets.stop());
       const chooser = createChooser(random);
       const limits = (one: Queue) => limitsOf(one, [one], 0);
-      const { claim } = createClaimer({ db: over(db), limiter: between(limiter), chooser, targets, limits, log });
+      const onUnused = () => {};
+      const { claim } = createClaimer({
+        db: over(db),
+        limiter: between(limiter),
+        chooser,
+        targets,
+        limits,
+        onUnused,
+        log,
+      });
       const lane = { claim, targets, queue: settings, woken: 0 };
       lanes.set(queue.queue, lane);
       return lane;

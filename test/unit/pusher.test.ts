@@ -9,7 +9,7 @@ import { claimSizes, createPusher, mostOnTheWay } from '../../src/pusher/pusher.
 import type { Queue, Target } from '../../src/queues.ts';
 import { eventually } from '../support/eventually.ts';
 
-const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false, waitMs: null };
+const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false };
 const TARGET: Target = { url: 'http://127.0.0.1:1/', mode: 'async', batch: 1, push_timeout_ms: 1_000 };
 
 const queueOf = (more: Partial<Queue> = {}) =>

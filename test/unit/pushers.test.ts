@@ -50,6 +50,7 @@ function scripted(t: TestContext, more: Partial<PushersDeps> & { acquire?: (queu
     createTrigger,
     intervalMs: 3_600_000,
     limits: (queue) => limitsOf(queue, [queue], 0),
+    onUnused: () => {},
     callbackUrl: (attemptId) => attemptId,
     observePush: () => {},
     observeDispatch: () => {},
