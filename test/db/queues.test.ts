@@ -83,7 +83,7 @@ function slowDb() {
     new Promise((answer, fail) => asked.push({ name, answer: answer as (rows: unknown[]) => void, fail }));
   return { db: { query } as unknown as Db, asked };
 }
-const row = (limit: number) => ({ queue: 'default', concurrency_limit: limit, defaults: {} });
+const row = (limit: number) => ({ queue: 'default', concurrency_limit: limit, targets: [], defaults: {} });
 
 test('whoever loads after a change sees it, also while an earlier read is under way', async () => {
   const { db, asked } = slowDb();
