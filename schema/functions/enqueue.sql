@@ -79,7 +79,7 @@ BEGIN
       ARRAY[run_at], ARRAY[max_retries],
       ARRAY[coalesce(traceparent, concat('00-', replace(gen_random_uuid()::text, '-', ''), '-',
                                          left(replace(gen_random_uuid()::text, '-', ''), 16), '-00'))],
-      true) s
+      NULL) s
   LOOP
     IF outcome IN ('created', 'refreshed', 'recreated') THEN PERFORM pg_notify('docsched_wake', 'sql ' || queue); END IF;
     RETURN NEXT;

@@ -4,9 +4,10 @@
 -- outcome created | refreshed | recreated | existing | stale | unknown_queue | locked; where stale, latest_version and
 -- latest_status (null when that row is cleaned up); else the columns of the task as it now is.
 --
--- p_wait: a key that another transaction holds is waited for. Without it nothing is waited for longer than some
+-- p_probes null: a key that another transaction holds is waited for. Else nothing is waited for longer than some
 -- milliseconds: the entries of such a key are `locked`, nothing of them is stored, and the caller says them again, apart
--- from the others. Once an entry is locked, the later ones of its key are too, so that their order holds.
+-- from the others. Once an entry is locked, the later ones of its key are too, so that their order holds. Of keys that are
+-- new it takes a millisecond each to find out which are held; after p_probes of them the rest counts as locked.
 --
 -- (1) The tasks' floors are locked in key order, so that two submits of one task never decide at once. Then one entry a
 -- task is decided in a pass; a task named n times takes n passes. A pass: (2) lock the rows that may be changed, so that
@@ -20,7 +21,7 @@
 -- than decide by an old state, since every accepted submit writes its floor.
 CREATE OR REPLACE FUNCTION docsched_submit(
   p_queue text[], p_task_id bigint[], p_task_version bigint[], p_priority int[], p_payload text[],
-  p_run_at bigint[], p_max_retries int[], p_traceparent text[], p_wait boolean)
+  p_run_at bigint[], p_max_retries int[], p_traceparent text[], p_probes int)
 RETURNS TABLE (
   ord int, outcome text, latest_version bigint, latest_status int,
   status int, reason text, priority smallint, status_code bigint, status_msg text, retry_count int, max_retries int,
@@ -58,7 +59,7 @@ BEGIN
 
   -- (1) A key not seen before is inserted, which locks it; the others are locked.
   WHILE v_todo <> '{}' LOOP
-    v_held := docsched_insert_floors(p_queue, p_task_id, p_task_version, v_todo, p_wait);
+    v_held := docsched_insert_floors(p_queue, p_task_id, p_task_version, v_todo, p_probes);
     v_fresh := v_fresh || v_held;
     EXIT WHEN cardinality(v_held) = cardinality(v_todo);
     v_todo := ARRAY(SELECT k.n FROM unnest(v_todo) k (n) WHERE k.n <> ALL (v_held));
@@ -77,7 +78,7 @@ BEGIN
     EXIT WHEN cardinality(v_held) = cardinality(v_todo);
     v_todo := ARRAY(SELECT k.n FROM unnest(v_todo) k (n) WHERE k.n <> ALL (v_held));
 
-    IF NOT p_wait THEN
+    IF p_probes IS NOT NULL THEN
       v_pass := docsched_pass_over(p_queue, p_task_id, v_pass, v_todo);
       EXIT;
     END IF;
@@ -192,21 +193,22 @@ BEGIN
         LEFT JOIN LATERAL (
           SELECT f.queue, f.task_id, f.task_version, f.accepted_at
           FROM version_floors f
-          WHERE f.queue = e.queue AND f.task_id = e.task_id
+          WHERE k.n IS NOT NULL AND f.queue = e.queue AND f.task_id = e.task_id
           LIMIT 1
-        ) f ON k.n IS NOT NULL
+        ) f ON true
         LEFT JOIN LATERAL (
           SELECT t.status
           FROM task_scheduler_tasks t
-          WHERE t.queue = e.queue AND t.task_id = e.task_id AND t.task_version = e.task_version
+          WHERE k.n IS NOT NULL AND held.n IS NULL
+            AND t.queue = e.queue AND t.task_id = e.task_id AND t.task_version = e.task_version
           LIMIT 1
-        ) t ON k.n IS NOT NULL
+        ) t ON true
         OFFSET 0 -- so that `latest` is looked up once
       ) d;
 
       EXIT WHEN 'locked' <> ALL (v_outcome);
       v_locked := ARRAY(SELECT k.n FROM unnest(v_known) k (n) WHERE v_outcome[k.n] = 'locked');
-      IF NOT p_wait THEN
+      IF p_probes IS NOT NULL THEN
         v_pass := docsched_pass_over(p_queue, p_task_id, v_pass, v_locked);
         v_known := ARRAY(SELECT k.n FROM unnest(v_known) k (n) WHERE v_outcome[k.n] <> 'locked');
         EXIT;
@@ -326,19 +328,18 @@ RETURNS int[] LANGUAGE sql AS $$
 $$;
 
 -- Inserts the floors of entries p_todo that do not exist, in that order; returns the entries inserted. An INSERT waits
--- for a transaction that inserted the same key and is not over; without p_wait only some milliseconds: then each is
+-- for a transaction that inserted the same key and is not over; with p_probes only some milliseconds: then each is
 -- inserted by itself, and what is locked is left out.
 CREATE OR REPLACE FUNCTION docsched_insert_floors(
-  p_queue text[], p_task_id bigint[], p_task_version bigint[], p_todo int[], p_wait boolean)
+  p_queue text[], p_task_id bigint[], p_task_version bigint[], p_todo int[], p_probes int)
 RETURNS int[] LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
   v_timeout text := current_setting('lock_timeout');
   v_setting text;
   v_n int;
-  v_timeouts int := 0;
   v_inserted int[];
 BEGIN
-  IF p_wait THEN RETURN docsched_insert_absent_floors(p_queue, p_task_id, p_task_version, p_todo); END IF;
+  IF p_probes IS NULL THEN RETURN docsched_insert_absent_floors(p_queue, p_task_id, p_task_version, p_todo); END IF;
   BEGIN
     -- Commits of other instances are waited for, submitters' transactions are not.
     v_setting := set_config('lock_timeout', '10ms', true);
@@ -351,9 +352,8 @@ BEGIN
         v_inserted := v_inserted
           || docsched_insert_absent_floors(p_queue, p_task_id, p_task_version, ARRAY[v_n]);
       EXCEPTION WHEN lock_not_available THEN
-        -- No more of them than this: the rest is as good as locked for this time.
-        v_timeouts := v_timeouts + 1;
-        EXIT WHEN v_timeouts = 8;
+        p_probes := p_probes - 1;
+        EXIT WHEN p_probes <= 0;
       END;
     END LOOP;
   END;

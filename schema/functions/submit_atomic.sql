@@ -11,7 +11,7 @@ BEGIN
   FOR v_row IN
     SELECT *
     FROM docsched_submit(
-      p_queue, p_task_id, p_task_version, p_priority, p_payload, p_run_at, p_max_retries, p_traceparent, false) s
+      p_queue, p_task_id, p_task_version, p_priority, p_payload, p_run_at, p_max_retries, p_traceparent, 1000) s
     ORDER BY s.ord
   LOOP
     RETURN NEXT v_row;

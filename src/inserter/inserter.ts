@@ -62,13 +62,19 @@ type SubmitRow = TaskRow & { outcome: string; latest_version: string | null; lat
 /** Outcomes that left something to push. */
 const STORED = new Set(['created', 'refreshed', 'recreated']);
 const FIRST_PAUSE_MS = 25;
+/**
+ * Tasks submitted nowhere before of which a statement finds out that somebody else is submitting them, a millisecond
+ * each. In a group others wait meanwhile: beyond this the rest is left to the lane. There all are found out about.
+ */
+const PROBES_A_GROUP = 8;
+const PROBES_APART = 1_000;
 const LOCKED: Refused = { outcome: 'locked' };
 
 export function createInserter({ db, onStored, count }: InserterDeps): Inserter {
   const keyOf = (submit: Submit) => `${submit.queue}/${submit.taskId}`;
-  const lane = createLane({ run: store, keyOf });
+  const lane = createLane({ run: (submits) => store(submits, PROBES_APART), keyOf });
   const group = createGroupCommit<Submit, SubmitOutcome>({
-    run: storeUnlessHeld,
+    run: (submits) => storeUnlessHeld(submits, PROBES_A_GROUP),
     keyOf,
     sizeOf: (submit) => 500 + submit.payload.length,
   });
@@ -82,7 +88,7 @@ export function createInserter({ db, onStored, count }: InserterDeps): Inserter 
 
   async function submitBatch(submits: Submit[]): Promise<SubmitOutcome[]> {
     const arrivedAtMs = performance.now();
-    const outcomes = await storeUnlessHeld(submits);
+    const outcomes = await storeUnlessHeld(submits, PROBES_APART);
     return Promise.all(
       outcomes.map((outcome, i) => (outcome.outcome === 'locked' ? waitApart(submits[i]!, arrivedAtMs) : outcome)),
     );
@@ -117,16 +123,16 @@ export function createInserter({ db, onStored, count }: InserterDeps): Inserter 
   }
 
   /** Submits whose task is known to be held are not tried: they join those that wait, in the order they came. */
-  async function storeUnlessHeld(submits: Submit[]): Promise<SubmitOutcome[]> {
+  async function storeUnlessHeld(submits: Submit[], probes: number): Promise<SubmitOutcome[]> {
     const free = submits.filter((submit) => !lane.holds(submit));
-    if (free.length === submits.length) return store(submits);
-    const outcomes = free.length === 0 ? [] : await store(free);
+    if (free.length === submits.length) return store(submits, probes);
+    const outcomes = free.length === 0 ? [] : await store(free, probes);
     const decided = new Map(free.map((submit, index) => [submit, outcomes[index]!]));
     return submits.map((submit) => decided.get(submit) ?? LOCKED);
   }
 
-  async function store(submits: Submit[]): Promise<(Accepted | Refused)[]> {
-    const rows = await db.query<SubmitRow>('submit_tasks', columnsOf(submits));
+  async function store(submits: Submit[], probes: number): Promise<(Accepted | Refused)[]> {
+    const rows = await db.query<SubmitRow>('submit_tasks', [...columnsOf(submits), probes]);
     return note(
       submits,
       rows.map((row, index) => readOutcome(submits[index]!, row)),

@@ -58,7 +58,7 @@ export function createInserterRoutes({ inserter, queues, batchMaxBytes }: Insert
     });
   }
 
-  /** Throws the problem of the first bad entry, by its own fault or by what is known of its task; nothing is stored then. */
+  /** Throws the problem of the first entry that is malformed, else of the first that is refused; nothing is stored then. */
   async function storeAll(entries: (Checked | AppError)[], header: string | undefined): Promise<Accepted[]> {
     const submits = entries.map((entry) => {
       if (entry instanceof AppError) throw entry;

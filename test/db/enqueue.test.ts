@@ -418,7 +418,7 @@ describe('a role that may only call it', () => {
       'SELECT 1 FROM version_floors',
       'SELECT 1 FROM queues',
       'DELETE FROM task_scheduler_tasks',
-      `SELECT docsched_submit('{default}', '{1}', '{1}', '{5}', '{null}', '{null}', '{null}', '{x}', true)`,
+      `SELECT docsched_submit('{default}', '{1}', '{1}', '{5}', '{null}', '{null}', '{null}', '{x}', NULL)`,
     ])
       await assert.rejects(client.query(sql), { code: '42501' }, sql);
   });

@@ -33,6 +33,15 @@ beforeEach(async () => {
 });
 
 const fold = () => createFoldCounts({ db: world.db }).runOnce();
+/** Folds exactly `expected`, in time: a transaction in any database of the server may hold some back for a moment. */
+async function foldAll(expected: number): Promise<void> {
+  let folded = 0;
+  await eventually(async () => {
+    folded += await fold();
+    assert.ok(folded >= expected, `${folded} of ${expected}`);
+  });
+  assert.equal(folded, expected);
+}
 
 /** What the counts and the table say differently, in one snapshot. */
 const differences = (client: pg.Pool | pg.Client = world.sql) =>
@@ -176,7 +185,7 @@ test('notes are added up as far as every transaction has ended, and exact while 
   await assertExact();
   await open.query(`DELETE FROM task_scheduler_tasks WHERE task_id = 10`);
   await open.query('COMMIT');
-  assert.equal(await fold(), 2);
+  await foldAll(2);
   assert.equal(await fold(), 0);
   await assertExact();
 });
@@ -210,7 +219,7 @@ test('an addition is bounded, and goes on where the last one ended', async () =>
       SELECT 'default', 0, 0, 0, 0, 0 FROM generate_series(1, 1000)`);
   const [first] = await world.db.query<{ folded: number }>('fold_counts', []);
   assert.ok(first!.folded >= 10_000 && first!.folded <= 12_000, `${first!.folded} notes`);
-  assert.equal((await fold()) + first!.folded, 30_000);
+  await foldAll(30_000 - first!.folded);
 });
 
 test('the mark of a dump from a server that was further ahead is not believed', async () => {
@@ -219,10 +228,10 @@ test('the mark of a dump from a server that was further ahead is not believed', 
   await assertExact();
   await world.fill('default', 5, 5, 6);
   await assertExact();
-  assert.equal(await fold(), 2);
+  await foldAll(2);
   await world.fill('default', 5, 5, 11);
   await assertExact();
-  assert.equal(await fold(), 1);
+  await foldAll(1);
   await assertExact();
 });
 
