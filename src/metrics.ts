@@ -18,7 +18,7 @@ const OTHER = 'other';
 
 /** How a target stands with its breaker, as a number. */
 export const TARGET_STATE = { closed: 0, ramping: 1, half_open: 2, open: 3 } as const;
-const INSERT_OUTCOMES = ['created', 'refreshed', 'recreated', 'existing', 'stale'];
+const INSERT_OUTCOMES = ['created', 'refreshed', 'recreated', 'existing', 'stale', 'locked'];
 const PUSH_OUTCOMES = [
   'accepted',
   'done',

@@ -217,9 +217,17 @@ test('an addition is bounded, and goes on where the last one ended', async () =>
   for (let i = 0; i < 30; i++)
     await world.sql.query(`INSERT INTO task_count_deltas (queue, status, hold, tasks, timed, time_ms)
       SELECT 'default', 0, 0, 0, 0, 0 FROM generate_series(1, 1000)`);
-  const [first] = await world.db.query<{ folded: number }>('fold_counts', []);
-  assert.ok(first!.folded >= 10_000 && first!.folded <= 12_000, `${first!.folded} notes`);
-  await foldAll(30_000 - first!.folded);
+  const steps: number[] = [];
+  await eventually(async () => {
+    const [step] = await world.db.query<{ folded: number }>('fold_counts', []);
+    steps.push(step!.folded);
+    assert.ok(steps.reduce((sum, folded) => sum + folded, 0) >= 30_000, `${steps} notes`);
+  });
+  assert.equal(
+    steps.reduce((sum, folded) => sum + folded, 0),
+    30_000,
+  );
+  assert.ok(Math.max(...steps) <= 12_000, `${steps} notes`);
 });
 
 test('the mark of a dump from a server that was further ahead is not believed', async () => {
