@@ -1,7 +1,7 @@
 /**
  * Every instrument, in one place. Base units, `_total` on counters, no ids as labels. A scrape touches no database:
  * what must be read there is sampled (sample.ts). Latencies carry the trace id of their last sampled task as exemplar.
- * docs/observability.md lists them; a test compares it with this file.
+ * docs/metrics.md lists them; a test compares it with this file.
  */
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import { STATUS } from './task.ts';

@@ -6,7 +6,17 @@ import { createPostgresBackend } from '../../src/limiter/postgres.ts';
 import type { Limits } from '../../src/queues.ts';
 import { loadStatements } from '../../src/schema.ts';
 import { eventually } from '../support/eventually.ts';
-import { createWorld, type Instance, keep, newId, newIds, onBothStores, take, type World } from './limiter-world.ts';
+import {
+  createWorld,
+  type Instance,
+  keep,
+  newId,
+  newIds,
+  onBothStores,
+  take,
+  type World,
+  whileReconciling,
+} from './limiter-world.ts';
 
 const GLOBAL = 10;
 const part = (guaranteed: number, more: Partial<Limits> = {}): Limits => ({
@@ -222,7 +232,6 @@ onBothStores(' under a global limit', (place) => {
       const limits = part(2, { global: 5 });
       const clients = await Promise.all(Array.from({ length: 6 }, () => open(1)));
       const seen = { confirmed: 0, most: 0, lost: 0 };
-      let running = true;
       const client = async (instance: Instance) => {
         const { limiter } = instance;
         for (let round = 0; round < 50 || ((seen.lost === 0 || seen.most < limits.global) && round < 2_000); round++) {
@@ -243,12 +252,7 @@ onBothStores(' under a global limit', (place) => {
           await limiter.release(queue, claimed);
         }
       };
-      const reconciling = [one, clients[0]!].map(async ({ limiter }) => {
-        while (running) await limiter.reconcile();
-      });
-      await Promise.all(clients.map(client));
-      running = false;
-      await Promise.all(reconciling);
+      await whileReconciling([one, clients[0]!], () => Promise.all(clients.map(client)));
       assert.equal(seen.most, limits.global);
       assert.ok(seen.lost > 0, 'the reconciliation did get in the way');
     },

@@ -1,7 +1,16 @@
 /** The retry lane: all retries of a queue together hold at most their share of the slots. Both stores. */
 import assert from 'node:assert/strict';
 import type { Limits } from '../../src/queues.ts';
-import { type Instance, keep, marksOf, newIds, onBothStores, slotsOf, take } from './limiter-world.ts';
+import {
+  type Instance,
+  keep,
+  marksOf,
+  newIds,
+  onBothStores,
+  slotsOf,
+  take,
+  whileReconciling,
+} from './limiter-world.ts';
 
 const share = (limit: number, retries: number): Limits => ({ limit, retries, global: 0, guaranteed: limit });
 
@@ -151,7 +160,6 @@ onBothStores(' and retries', (place) => {
       const limits = share(8, 2);
       const clients = await Promise.all(Array.from({ length: 6 }, () => open(1)));
       const confirmed = { retries: 0, most: 0, lost: 0 };
-      let running = true;
       const client = async (instance: Instance) => {
         const { limiter } = instance;
         for (
@@ -179,12 +187,7 @@ onBothStores(' and retries', (place) => {
           await limiter.release(queue, claimed);
         }
       };
-      const reconciling = [one, clients[0]!].map(async ({ limiter }) => {
-        while (running) await limiter.reconcile();
-      });
-      await Promise.all(clients.map(client));
-      running = false;
-      await Promise.all(reconciling);
+      await whileReconciling([one, clients[0]!], () => Promise.all(clients.map(client)));
       assert.equal(confirmed.most, limits.retries);
       assert.ok(confirmed.lost > 0, 'the reconciliation did get in the way');
       await backdate(20_000);

@@ -226,6 +226,17 @@ function createPlace(): Place {
   return place;
 }
 
+/** Both reconcile again and again until `work` is done. */
+export async function whileReconciling(instances: readonly Instance[], work: () => Promise<unknown>): Promise<void> {
+  let running = true;
+  const reconciling = instances.map(async ({ limiter }) => {
+    while (running) await limiter.reconcile();
+  });
+  await work();
+  running = false;
+  await Promise.all(reconciling);
+}
+
 /** A connection of the test's own to a Redis. */
 export async function withRedis<T>(url: string, work: (client: Redis) => Promise<T>): Promise<T> {
   const client = new Redis(url);
