@@ -77,8 +77,10 @@ BEGIN
     FROM docsched_submit(
       ARRAY[queue], ARRAY[task_id], ARRAY[task_version], ARRAY[coalesce(priority, 5)::int], ARRAY[payload],
       ARRAY[run_at], ARRAY[max_retries],
-      ARRAY[coalesce(traceparent, concat('00-', replace(gen_random_uuid()::text, '-', ''), '-',
-                                         left(replace(gen_random_uuid()::text, '-', ''), 16), '-00'))],
+      -- A trace id alone: its first span decides whether the trace is recorded (src/trace.ts).
+      ARRAY[coalesce(traceparent, (
+        SELECT concat('00-', made.id, '-', left(made.id, 16), '-00')
+        FROM (SELECT replace(gen_random_uuid()::text, '-', '') AS id) made))],
       NULL) s
   LOOP
     IF outcome IN ('created', 'refreshed', 'recreated') THEN PERFORM pg_notify('docsched_wake', 'sql ' || queue); END IF;

@@ -51,7 +51,7 @@ RETURNS void LANGUAGE sql VOLATILE AS $$
              WHERE f.queue = w.queue AND f.task_id = w.task_id AND f.task_version > w.task_version
            ) END AS superseded_by
     FROM top
-    JOIN queues q USING (queue)
+    CROSS JOIN LATERAL (SELECT q.version_policy FROM queues q WHERE q.queue = top.queue LIMIT 1) q
     JOIN task_scheduler_tasks w USING (queue, task_id, task_version)
     WHERE w.status = 0 AND (w.hold <> 1 OR q.version_policy = 'stop')
     ORDER BY w.queue, w.task_id, w.task_version
