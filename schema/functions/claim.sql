@@ -8,6 +8,7 @@
 -- p_epoch: the limiter epoch the slots were taken in.
 -- p_url, p_outstanding: the targets, and how many attempts each has open. A slot goes to the target that has the fewest,
 -- the slots before it counted, among those that may take one.
+-- p_from: of level 1 to 5, the first place of new tasks that is looked at (src/pusher/front.ts).
 -- Answers at least one row: gate (open | fenced: another epoch is in force, or the queue was paused meanwhile | waiting),
 -- wanted (how many the line offered), slots (how many the targets took), records (of the targets that may not take all),
 -- and a claimed task a row, in the order of the line; attempt_id is null when there is none.
@@ -29,11 +30,12 @@
 -- tables are reached from the arrays by their keys, never by the queue alone.
 CREATE OR REPLACE FUNCTION docsched_claim(
   p_queue text, p_attempt_ids text[], p_retries int, p_level int[], p_start float8[], p_retry_start float8[],
-  p_stride float8[], p_retry_first boolean[], p_retry_turn boolean, p_epoch text, p_url text[], p_outstanding int[])
+  p_stride float8[], p_retry_first boolean[], p_retry_turn boolean, p_epoch text, p_url text[], p_outstanding int[],
+  p_from bigint[])
 RETURNS TABLE (
   gate text, slots int, wanted int, records jsonb, attempt_id text, task_id bigint, task_version bigint,
   priority smallint, level smallint, attempt int, deadline bigint, payload text, traceparent text, create_at bigint,
-  pending_since bigint, started_at bigint, has_blocked boolean, retry boolean, url text)
+  pending_since bigint, started_at bigint, has_blocked boolean, place bigint, retry boolean, url text)
 LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
@@ -94,6 +96,7 @@ BEGIN
         SELECT 1
         FROM task_scheduler_tasks t
         WHERE t.queue = p_queue AND t.level = l.level AND (t.retry_count > 0) = lane.retry AND t.status = 0 AND t.hold = 0
+          AND t.place >= CASE WHEN lane.retry THEN 0 ELSE p_from[l.level] END
         ORDER BY t.place
         LIMIT 512
       ) t
@@ -137,6 +140,7 @@ BEGIN
         SELECT t.queue, t.task_id, t.task_version, t.id, t.attempt, t.has_blocked, t.place
         FROM task_scheduler_tasks t
         WHERE t.queue = p_queue AND t.level = quota.level AND (t.retry_count > 0) = quota.retry AND t.status = 0 AND t.hold = 0
+          AND t.place >= CASE WHEN quota.retry THEN 0 ELSE p_from[quota.level] END
           AND (
             SELECT true
             FROM task_scheduler_tasks h
@@ -152,7 +156,7 @@ BEGIN
     ) t
   ),
   numbered AS MATERIALIZED (
-    SELECT p.queue, p.task_id, p.task_version, p.id, p.has_blocked, p.retry, p.attempt + 1 AS number, p.turn, room.urls[p.turn] AS url,
+    SELECT p.queue, p.task_id, p.task_version, p.id, p.place, p.has_blocked, p.retry, p.attempt + 1 AS number, p.turn, room.urls[p.turn] AS url,
            p_attempt_ids[p.turn] AS attempt_id
     FROM (
       SELECT *, turns[row_number() OVER (PARTITION BY level, retry ORDER BY place)] AS turn
@@ -190,7 +194,8 @@ BEGIN
     CROSS JOIN room
     WHERE t.queue = n.queue AND t.task_id = n.task_id AND t.task_version = n.task_version AND t.status = 0
     RETURNING n.turn, t.attempt_id, t.task_id, t.task_version, t.priority, t.level, t.attempt, t.deadline, t.payload,
-              t.traceparent, t.create_at, t.pending_since, t.started_at, n.has_blocked, n.retry, n.url
+              t.traceparent, t.create_at, t.pending_since, t.started_at, n.has_blocked, n.place, n.retry,
+              n.url
   )
   SELECT CASE WHEN room.slots IS NULL THEN 'fenced' WHEN room.slots = 0 THEN 'waiting' ELSE 'open' END AS gate,
          coalesce(room.slots, 0) AS slots, (SELECT count(*)::int FROM line) AS wanted,
@@ -200,7 +205,7 @@ BEGIN
           LEFT JOIN counted ON counted.url = a.url
           WHERE a.room IS NOT NULL) AS records,
          c.attempt_id, c.task_id, c.task_version, c.priority, c.level, c.attempt, c.deadline, c.payload, c.traceparent,
-         c.create_at, c.pending_since, c.started_at, c.has_blocked, c.retry, c.url
+         c.create_at, c.pending_since, c.started_at, c.has_blocked, c.place, c.retry, c.url
   FROM (SELECT 1) one
   LEFT JOIN room ON true
   LEFT JOIN claimed c ON true

@@ -14,4 +14,4 @@ SET status = 0, hold = 1, ready_at = docsched_now(), place = nextval('task_ids')
     finished_at = NULL, reason = NULL, status_code = NULL, status_msg = NULL, result = NULL
 FROM floor
 WHERE t.queue = floor.queue AND t.task_id = floor.task_id AND t.task_version = $3 AND t.status IN (3, 4)
-RETURNING t.queue, t.task_id, t.task_version
+RETURNING t.traceparent

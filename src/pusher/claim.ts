@@ -12,6 +12,7 @@ import type { Log } from '../log.ts';
 import type { Limits, Queue, Target } from '../queues.ts';
 import type { Chooser } from './chooser.ts';
 import type { TargetRecord } from './circuits.ts';
+import { BEGINNING } from './front.ts';
 import type { Targets } from './targets.ts';
 
 /** A claimed row, as claim_tasks.sql returns it; bigints as decimal text. */
@@ -30,6 +31,8 @@ export type ClaimedTask = {
   pending_since: string;
   started_at: string;
   has_blocked: boolean;
+  /** Where it stood in its level. */
+  place: string;
   /** Holds a slot of the retries' share. */
   retry: boolean;
   /** Where this attempt is pushed. */
@@ -60,6 +63,8 @@ export type ClaimRound = {
   claimedAt: number;
   /** There is more to claim: call again. */
   more: boolean;
+  /** All that may be claimed was, and slots were left: one that is freed changes nothing. */
+  drained: boolean;
 };
 
 export type ClaimerDeps = {
@@ -79,13 +84,13 @@ const ATTEMPT_ID_BYTES = 21;
 const ID_TIME_CHARACTERS = 4;
 const LOOKUP_EVERY_MS = 500;
 
-const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false };
+export const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false, drained: false };
 
 export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf, onUnused, log }: ClaimerDeps) {
   return { claim };
 
-  /** Up to `room` tasks of the queue. Throws when a store is away; what was taken by then is repaired (see above). */
-  async function claim(queue: Queue, room: number): Promise<ClaimRound> {
+  /** Up to `room` tasks of the queue, of each level those from a place on. Throws when a store is away; what was taken by then is repaired (see above). */
+  async function claim(queue: Queue, room: number, from = BEGINNING): Promise<ClaimRound> {
     const epoch = limiter.epoch();
     if (epoch === null || room < 1) return NOTHING;
     await targets.look(queue.targets);
@@ -95,9 +100,10 @@ export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf,
     const slots = await limiter.acquire(queue.queue, newAttemptIds(room), limits);
     if (slots.ids.length === 0) return NOTHING;
     const claimedAt = performance.now();
-    const rows = await claimRows(queue, slots, limits, epoch, asked);
+    const rows = await claimRows(queue, slots, limits, epoch, asked, from);
     const tasks = rows.filter(isTask).map((row) => taskOf(queue, row));
     const { gate, wanted, records, slots: filled } = rows[0]!;
+    const retries = tasks.filter((task) => task.retry).length;
     chooser.record(tasks);
     const short = gate !== 'fenced' && filled < slots.ids.length;
     targets.seen({
@@ -114,6 +120,7 @@ export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf,
       lost: tasks.filter((task) => lost.has(task.attempt_id)),
       claimedAt,
       more: gate === 'open' && (tasks.length === room || tasks.length < wanted),
+      drained: gate === 'open' && tasks.length < slots.ids.length && tasks.length >= wanted && retries < slots.retries,
     };
   }
 
@@ -124,6 +131,7 @@ export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf,
     limits: Limits,
     epoch: string,
     { urls, outstanding }: ReturnType<Targets['ask']>,
+    from: number[],
   ): Promise<ClaimRow[]> {
     const { levels, starts, retryStarts, strides, retryFirst, retryTurn } = chooser.line(
       queue.priority_weights,
@@ -131,7 +139,7 @@ export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf,
     );
     const line = [levels, starts, retryStarts, strides, retryFirst, retryTurn];
     try {
-      const params = [queue.queue, slots.ids, slots.retries, ...line, epoch, urls, outstanding];
+      const params = [queue.queue, slots.ids, slots.retries, ...line, epoch, urls, outstanding, from];
       return await db.query<ClaimRow>('claim_tasks', params);
     } catch (error) {
       if (wasRolledBack(error)) {

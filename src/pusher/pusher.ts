@@ -8,10 +8,12 @@
  * deadline ends it.
  */
 import type { Db } from '../db.ts';
+import { createJournal } from '../journal.ts';
 import type { Log } from '../log.ts';
 import type { Queue } from '../queues.ts';
 import { keyColumns } from '../task.ts';
-import type { ClaimedTask, ClaimRound } from './claim.ts';
+import { type ClaimedTask, type ClaimRound, NOTHING } from './claim.ts';
+import { type Begin, createFront } from './front.ts';
 import type { Outcomes } from './outcome.ts';
 import type { Push } from './push.ts';
 import { intoRequests } from './request.ts';
@@ -32,7 +34,7 @@ const MAX_EMPTY_ROUNDS = 3;
 
 export type PusherDeps = {
   db: Db;
-  claim: (queue: Queue, room: number) => Promise<ClaimRound>;
+  claim: (queue: Queue, room: number, from: number[]) => Promise<ClaimRound>;
   push: Push;
   outcomes: Outcomes;
   /** The queue's settings now. */
@@ -46,10 +48,15 @@ export type PusherDeps = {
 export type Pusher = {
   /** One round; true when there is more to claim right away. */
   runOnce(): Promise<boolean>;
-  /** True when the last round claimed nothing: whether there is anything is looked up before slots are taken. */
-  isFruitless(): boolean;
-  /** Somebody looked: there is something to claim. */
+  /**
+   * True when the last round left nothing to claim: whether there is anything is looked up before slots are taken, and a
+   * slot that is freed after it changes nothing.
+   */
+  isDrained(): boolean;
+  /** Somebody looked, or put it there: there is something to claim. The next round takes slots without looking. */
   expectWork(): void;
+  /** The next round looks at the line from its very beginning. */
+  walk(): void;
   /** Resolves when no push is on its way and every answer is settled. */
   idle(): Promise<void>;
 };
@@ -60,9 +67,13 @@ export const isHeld = (queue: Queue): boolean =>
 
 export function createPusher(deps: PusherDeps): Pusher {
   const { db, claim, push, outcomes, wake, log } = deps;
+  const journal = createJournal(log);
+  const front = createFront();
+  let later: NodeJS.Timeout | undefined;
   let want = 0;
   let emptyRounds = 0;
-  let fruitless = true;
+  let drained = true;
+  let expected = false;
   /** The last round had no room for more. */
   let full = false;
   const onTheWay = new Set<Promise<void>>();
@@ -71,26 +82,49 @@ export function createPusher(deps: PusherDeps): Pusher {
 
   return {
     runOnce,
-    isFruitless: () => fruitless,
+    isDrained: () => drained && !expected,
     expectWork() {
-      fruitless = false;
+      expected = true;
     },
+    walk: front.walk,
     idle,
   };
 
   async function runOnce(): Promise<boolean> {
-    let queue = queueWithRoom();
-    // An idle queue takes no slots only to give them back. Its settings may have changed while it was looked.
-    if (queue && fruitless) queue = (await hasClaimable(queue)) ? queueWithRoom() : undefined;
-    if (!queue) return false;
-    const { fewest, most } = claimSizes(queue);
-    const round = await claim(queue, Math.min(Math.max(want, fewest), most, roomOf(queue)));
-    send(round, queue);
+    const mustLook = drained && !expected;
+    expected = false;
+    const begin = front.begin();
+    const round = await claimFrom(begin, mustLook);
+    if (!round) return false;
     const claimed = round.tasks.length + round.lost.length;
-    fruitless = claimed === 0;
+    drained = round.drained;
     emptyRounds = claimed > 0 || !round.more ? 0 : emptyRounds + 1;
     want = claimed * 2;
+    // What stands before the marks is waited for no longer than until the next walk.
+    clearTimeout(later);
+    if (drained && !begin.full) later = setTimeout(wake, front.walkInMs()).unref();
     return round.more && emptyRounds <= MAX_EMPTY_ROUNDS;
+  }
+
+  /** Undefined where nothing may be claimed now, whatever there is. */
+  async function claimFrom(begin: Begin, mustLook: boolean): Promise<ClaimRound | undefined> {
+    let queue = queueWithRoom();
+    if (!queue) return undefined;
+    const since = performance.now();
+    if (mustLook) {
+      // An idle queue takes no slots only to give them back. Its settings may have changed while it was looked.
+      if (!(await hasClaimable(queue, begin))) {
+        front.found(begin, [], performance.now() - since);
+        return { ...NOTHING, drained: true };
+      }
+      queue = queueWithRoom();
+      if (!queue) return undefined;
+    }
+    const { fewest, most } = claimSizes(queue);
+    const round = await claim(queue, Math.min(Math.max(want, fewest), most, roomOf(queue)), begin.places);
+    front.found(begin, [...round.tasks, ...round.lost], performance.now() - since);
+    send(round, queue);
+    return round;
   }
 
   /** The queue as it is now, when its settings and the pushes on their way leave room for a claim. */
@@ -101,8 +135,8 @@ export function createPusher(deps: PusherDeps): Pusher {
     return full ? undefined : queue;
   }
 
-  async function hasClaimable({ queue }: Queue): Promise<boolean> {
-    return (await db.query('find_claimable', [[queue]])).length > 0;
+  async function hasClaimable({ queue }: Queue, { places }: Begin): Promise<boolean> {
+    return (await db.query('find_claimable', [[queue], places])).length > 0;
   }
 
   function roomOf(queue: Queue): number {
@@ -114,6 +148,8 @@ export function createPusher(deps: PusherDeps): Pusher {
     const queue = deps.queue() ?? before;
     const targetNow = ({ target }: ClaimedTask) => queue.targets.find(({ url }) => url === target.url) ?? target;
     const tasks = queue === before ? claimed : claimed.map((task) => ({ ...task, target: targetNow(task) }));
+    journal.claimed(queue.queue, tasks);
+    journal.claimed(queue.queue, lost);
     for (const task of lost) start([task], outcomes.giveBack(task, claimedAt, 'its slot was taken by others'));
     for (const together of intoRequests(tasks)) start(together, deliver(queue, together, claimedAt));
     const heads = [...tasks, ...lost].filter((task) => task.has_blocked);
@@ -150,6 +186,7 @@ export function createPusher(deps: PusherDeps): Pusher {
   async function freeBlocked(queue: Queue, heads: ClaimedTask[]): Promise<void> {
     try {
       await db.query('order_versions', keyColumns(heads.map((task) => ({ ...task, queue: queue.queue }))));
+      front.walk();
       wake();
     } catch (error) {
       log.warn({ event: 'order_versions_failed', queue: queue.queue, error: (error as Error).message });

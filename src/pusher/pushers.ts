@@ -14,6 +14,7 @@ import type { Trigger, TriggerDeps } from '../trigger/trigger.ts';
 import { createAcceptance } from './acceptance.ts';
 import { createChooser } from './chooser.ts';
 import { createClaimer } from './claim.ts';
+import { BEGINNING } from './front.ts';
 import { createOutcomes } from './outcome.ts';
 import type { ParserClient } from './parser-client.ts';
 import { createPush } from './push.ts';
@@ -41,8 +42,12 @@ export type PushersDeps = {
 export type Pushers = {
   /** All queues and their settings from now on. */
   set(queues: readonly Queue[]): void;
-  /** Looks for work: in this queue, or everywhere. */
-  wake(queue?: string): void;
+  /** Looks for work: in this queue, or everywhere. `walk`: it may stand anywhere in the line (src/pusher/front.ts). */
+  wake(queue?: string, walk?: boolean): void;
+  /** There is work in this queue. */
+  expectWork(queue: string): void;
+  /** A slot of this queue is free again. */
+  slotFreed(queue: string): void;
   /** Attempts ended, whichever way. `target`: its URL. */
   closed(attempts: readonly { queue: string; target: string }[]): void;
   /** A sentence for each queue with a broken target. */
@@ -63,7 +68,10 @@ type Lane = {
   targets: Targets;
   trigger: Trigger;
   outcomes: { stop(): void };
+  /** The first wake-up that no round has begun for (performance.now()). */
   owedSince: number | null;
+  /** The first that the round under way is for. */
+  servingSince: number | null;
 };
 
 /** What wakes a queue is the look at all of them; that it also wakes by itself is for what nobody thought of. */
@@ -81,7 +89,16 @@ export function createPushers(deps: PushersDeps): Pushers {
 
   return {
     set,
-    wake: (queue) => (queue === undefined ? look.wake() : wakeLane(queue)),
+    wake(queue, walk = true) {
+      if (queue === undefined) return look.wake();
+      if (walk) lanes.get(queue)?.pusher.walk();
+      wakeLane(queue);
+    },
+    expectWork,
+    slotFreed(queue) {
+      const lane = lanes.get(queue);
+      if (lane && (lane.servingSince !== null || !lane.pusher.isDrained())) wakeLane(queue);
+    },
     closed,
     trouble: () => [...lanes.values()].map(({ targets }) => targets.trouble()).filter((sentence) => sentence !== null),
     states: () => [...lanes].flatMap(([queue, { targets }]) => targets.states().map((one) => ({ queue, ...one }))),
@@ -116,7 +133,8 @@ export function createPushers(deps: PushersDeps): Pushers {
   function createLane(name: string): Lane {
     const queue = () => queues.get(name);
     const wake = () => wakeLane(name);
-    const targets = createTargets({ db, queue, wake, log });
+    const ofQueue = log.child({ queue: name });
+    const targets = createTargets({ db, queue, wake, log: ofQueue });
     const { claim } = createClaimer({
       db,
       limiter,
@@ -126,20 +144,22 @@ export function createPushers(deps: PushersDeps): Pushers {
       onUnused,
       log,
     });
-    const outcomes = createOutcomes({ settler, targets, acceptance, log });
+    const outcomes = createOutcomes({ settler, targets, acceptance, log: ofQueue });
     const pusher = createPusher({ db, claim, push, outcomes, queue, wake, observeDispatch, log });
     const runOnce = async () => {
-      const owed = lane.owedSince;
+      lane.servingSince = lane.owedSince ?? performance.now();
       lane.owedSince = null;
       try {
         return await pusher.runOnce();
       } catch (error) {
-        lane.owedSince = owed ?? performance.now();
+        lane.owedSince = lane.servingSince;
         throw error;
+      } finally {
+        lane.servingSince = null;
       }
     };
     const trigger = createTrigger({ name: `pusher ${name}`, intervalMs: ANYWAY_MS, log, runOnce });
-    const lane: Lane = { pusher, targets, trigger, outcomes, owedSince: null };
+    const lane: Lane = { pusher, targets, trigger, outcomes, owedSince: null, servingSince: null };
     return lane;
   }
 
@@ -156,16 +176,21 @@ export function createPushers(deps: PushersDeps): Pushers {
     lane.trigger.wake();
   }
 
-  /** Those whose last round claimed something look for themselves. */
+  function expectWork(queue: string): void {
+    lanes.get(queue)?.pusher.expectWork();
+    wakeLane(queue);
+  }
+
+  /** Those whose last round left something to claim go on by themselves. */
   async function lookEverywhere(): Promise<boolean> {
     const names = [...queues.values()].filter((queue) => !isHeld(queue)).map(({ queue }) => queue);
-    const isFruitless = (queue: string) => lanes.get(queue)!.pusher.isFruitless();
-    for (const queue of names) if (!isFruitless(queue)) wakeLane(queue);
-    const fruitless = names.filter(isFruitless);
-    if (fruitless.length === 0) return false;
-    for (const { queue } of await db.query<{ queue: string }>('find_claimable', [fruitless])) {
-      lanes.get(queue)!.pusher.expectWork();
-      wakeLane(queue);
+    const isDrained = (queue: string) => lanes.get(queue)!.pusher.isDrained();
+    for (const queue of names) if (!isDrained(queue)) wakeLane(queue);
+    const drained = names.filter(isDrained);
+    if (drained.length === 0) return false;
+    for (const { queue } of await db.query<{ queue: string }>('find_claimable', [drained, BEGINNING])) {
+      lanes.get(queue)!.pusher.walk();
+      expectWork(queue);
     }
     return false;
   }
@@ -177,7 +202,9 @@ export function createPushers(deps: PushersDeps): Pushers {
   function lastOkAgeMs(): number | null {
     const age = look.lastOkAgeMs();
     if (age === null) return null;
-    const owed = [...lanes.values()].map(({ owedSince }) => owedSince).filter((since) => since !== null);
+    const owed = [...lanes.values()]
+      .flatMap(({ owedSince, servingSince }) => [owedSince, servingSince])
+      .filter((since) => since !== null);
     return Math.max(age, ...owed.map((since) => Math.round(performance.now() - since)));
   }
 }

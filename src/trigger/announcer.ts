@@ -12,8 +12,8 @@ import type { Log } from '../log.ts';
 import { createLoop, withLimit } from '../loop.ts';
 
 export type Announcer = {
-  /** Others should look for work in these queues. */
-  announce(queues: Iterable<string>): void;
+  /** Others should look for work in these queues. `walk`: it may stand anywhere in the line, not only at its end. */
+  announce(queues: Iterable<string>, walk: boolean): void;
   start(): Promise<void>;
   /** Sends what was announced last. */
   stop(): Promise<void>;
@@ -25,7 +25,7 @@ export type AnnouncerDeps = {
   db: Db;
   instanceId: string;
   /** Another instance announced work in this queue; without one announcements may have been missed: look everywhere. */
-  onHeard: (queue?: string) => void;
+  onHeard: (queue?: string, walk?: boolean) => void;
   log: Log;
 };
 
@@ -39,11 +39,14 @@ const CHECK_LIMIT_MS = 2_000;
 const MAX_NAMED = 100;
 /** Instead of queue names: everywhere; and: only a check of the sender's own connection. */
 const EVERYWHERE = '*';
+/** Ends the name of a queue whose line is as it was, but for new work at its end or a slot that is free. */
+const AT_THE_END = '+';
 const CHECK = '?';
 
 export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps): Announcer {
   let client: Client | undefined;
-  let pending = new Set<string>();
+  /** By queue: whether what is new may stand anywhere. */
+  let pending = new Map<string, boolean>();
   let lastSent = 0;
   let timer: NodeJS.Timeout | undefined;
   let sending: Promise<unknown> = Promise.resolve();
@@ -67,8 +70,8 @@ export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps)
     trouble: loop.trouble,
   };
 
-  function announce(queues: Iterable<string>): void {
-    for (const queue of queues) pending.add(queue);
+  function announce(queues: Iterable<string>, walk: boolean): void {
+    for (const queue of queues) pending.set(queue, walk || pending.get(queue) === true);
     timer ??= setTimeout(send, Math.max(0, lastSent + APART_MS - performance.now()));
   }
 
@@ -77,8 +80,9 @@ export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps)
     clearTimeout(timer);
     timer = undefined;
     lastSent = performance.now();
-    const named = pending.size > MAX_NAMED ? EVERYWHERE : [...pending].join(' ');
-    pending = new Set();
+    const names = [...pending].map(([queue, walk]) => (walk ? queue : queue + AT_THE_END));
+    const named = names.length > MAX_NAMED ? EVERYWHERE : names.join(' ');
+    pending = new Map();
     sending = db.query('announce_work', [CHANNEL, `${instanceId} ${named}`]).catch(() => {});
   }
 
@@ -87,7 +91,10 @@ export function createAnnouncer({ db, instanceId, onHeard, log }: AnnouncerDeps)
     if (sender === instanceId) {
       if (queues[0] === CHECK) onCheckHeard();
     } else if (queues[0] === EVERYWHERE) onHeard();
-    else for (const queue of queues) if (queue !== CHECK) onHeard(queue);
+    else
+      for (const queue of queues)
+        if (queue.endsWith(AT_THE_END)) onHeard(queue.slice(0, -AT_THE_END.length), false);
+        else if (queue !== CHECK) onHeard(queue, true);
   }
 
   async function checkListener(): Promise<void> {

@@ -20,6 +20,8 @@ export type TriggerDeps = {
   log: Log;
   /** One round; true when there is more to do right away. */
   runOnce: () => Promise<boolean>;
+  /** The safety net wakes a round, be there work or not. */
+  onInterval?: () => void;
   /** After each round. */
   onRound?: (outcome: 'ok' | 'failed') => void;
 };
@@ -27,7 +29,7 @@ export type TriggerDeps = {
 /** A round that failed (a store is away) is tried again after this. */
 const RETRY_MS = 250;
 
-export function createTrigger({ name, intervalMs, log, runOnce, onRound }: TriggerDeps): Trigger {
+export function createTrigger({ name, intervalMs, log, runOnce, onInterval, onRound }: TriggerDeps): Trigger {
   let running: Promise<void> | undefined;
   let again = false;
   let started = false;
@@ -40,7 +42,10 @@ export function createTrigger({ name, intervalMs, log, runOnce, onRound }: Trigg
     wake,
     start() {
       started = true;
-      interval = setInterval(wake, intervalMs);
+      interval = setInterval(() => {
+        onInterval?.();
+        wake();
+      }, intervalMs);
       wake();
     },
     async stop() {

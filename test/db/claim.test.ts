@@ -298,7 +298,7 @@ test('a claim waits for no proof that the store was seen, and a new epoch waits 
   await world.fill(queue, 5, 1);
   const statements = loadStatements();
   const epoch = one.limiter.epoch()!;
-  const params = [queue, [newId()], 0, [5], [0], [0], [1], [false], null, epoch, [TARGET], [0]];
+  const params = [queue, [newId()], 0, [5], [0], [0], [1], [false], null, epoch, [TARGET], [0], [0, 0, 0, 0, 0]];
   const [claimer, bumper] = [await transaction(), await transaction()];
   assert.equal((await claimer.query(statements.claim_tasks!, params)).rows[0].gate, 'open');
   await world.sql.query('UPDATE limiter_state SET seen_at = docsched_now() - 2000');

@@ -118,7 +118,17 @@ function paramsOf(name: string): unknown[] {
     announce_work: ['test', ''],
     cancel_task: one,
     break_target: [TARGET, 1, 'refused'],
-    claim_tasks: ['default', Array.from({ length: CLAIM }, newId), CLAIM / 2, ...LINE, null, epoch, TARGETS, [0, 5]],
+    claim_tasks: [
+      'default',
+      Array.from({ length: CLAIM }, newId),
+      CLAIM / 2,
+      ...LINE,
+      null,
+      epoch,
+      TARGETS,
+      [0, 5],
+      STARTS,
+    ],
     clear_target: [TARGET, 1],
     complete_job: ['clean'],
     count_failed: ['default', 'refused', null, -1],
@@ -128,9 +138,10 @@ function paramsOf(name: string): unknown[] {
     delete_tasks: ['default', 3],
     expire_pending: ['default'],
     explain_attempts: [attempts],
-    find_claimable: [['default', 'other']],
+    find_claimable: [['default', 'other'], STARTS],
     find_attempts: [attempts],
     find_time_left: [attempts],
+    find_working: [[1, 2]],
     find_completed_job: ['clean', 4_700],
     find_current_attempts: keys,
     find_changed: [...keys, batch(() => true), batch(() => 5)],
@@ -248,6 +259,27 @@ test(`a claim of ${CLAIM} from two million Pending touches few buffers, also beh
     assert.equal(rows, CLAIM);
     assert.ok(buffers <= CLAIM * BUFFERS_A_TASK, `${buffers} buffers`);
   }
+});
+
+test('behind claims that a long transaction keeps from being vacuumed, one that begins at their places touches no more', async (t) => {
+  const holder = new pg.Client(world.url);
+  await holder.connect();
+  t.after(() => holder.end());
+  await holder.query('BEGIN ISOLATION LEVEL REPEATABLE READ');
+  await holder.query('SELECT count(*) FROM queues');
+  const one = await world.instance();
+  const from = [0, 0, 0, 0, 0];
+  for (let i = 0; i < 50; i++)
+    for (const { level, place, retry } of (await one.claim(await world.queue(), CLAIM)).tasks)
+      if (!retry) from[level - 1] = Math.max(from[level - 1]!, Number(place));
+  const params = paramsOf('claim_tasks').with(2, 0);
+  const walk = await touch('claim_tasks', params);
+  const marked = await touch('claim_tasks', params.with(12, from));
+  assert.equal(marked.rows, CLAIM);
+  assert.ok(marked.buffers <= CLAIM * BUFFERS_A_TASK, `${marked.buffers} buffers`);
+  assert.ok(walk.buffers >= marked.buffers + 1_000, `${walk.buffers} instead of ${marked.buffers} buffers`);
+  const look = await touch('find_claimable', [['default'], from]);
+  assert.ok(look.buffers <= 20, `${look.buffers} buffers of a look`);
 });
 
 /** Plans of all that ran inside of a statement, as PostgreSQL itself logs them; what it did is rolled back. */

@@ -9,7 +9,7 @@ import { claimSizes, createPusher, mostOnTheWay } from '../../src/pusher/pusher.
 import type { Queue, Target } from '../../src/queues.ts';
 import { eventually } from '../support/eventually.ts';
 
-const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false };
+const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: false, drained: false };
 const TARGET: Target = { url: 'http://127.0.0.1:1/', mode: 'async', batch: 1, push_timeout_ms: 1_000 };
 
 const queueOf = (more: Partial<Queue> = {}) =>
@@ -26,6 +26,7 @@ function scripted(first: Queue, task: ClaimedTask = taskOf()) {
   const answers: (() => void)[] = [];
   let woken = 0;
   let whenAsked = () => {};
+  let drained = false;
   let offered = Number.POSITIVE_INFINITY;
   const pusher = createPusher({
     db: {
@@ -40,7 +41,7 @@ function scripted(first: Queue, task: ClaimedTask = taskOf()) {
       whenAsked();
       const claimed = Math.min(room, offered);
       if (claimed === 0) return NOTHING;
-      return { ...NOTHING, tasks: Array.from({ length: claimed }, () => task), more: true };
+      return { ...NOTHING, tasks: Array.from({ length: claimed }, () => task), more: !drained, drained };
     },
     push: (_, tasks) =>
       new Promise((resolve) => {
@@ -62,9 +63,10 @@ function scripted(first: Queue, task: ClaimedTask = taskOf()) {
     requests,
     answers,
     woken: () => woken,
-    /** So much can be claimed in a round from now on. */
-    offer: (count: number) => {
+    /** So much can be claimed in a round from now on; drained: and nothing is left then. */
+    offer: (count: number, last: { drained?: boolean } = {}) => {
       offered = count;
+      drained = last.drained ?? false;
     },
     /** Settings from the next time on that a round looks for work or claims, while it does. */
     changeMeanwhile: (next: Queue) => {
@@ -100,10 +102,30 @@ test('an idle queue takes no slots: a round looks for work before it claims', as
 
 test('a queue where somebody else found work claims without looking again', async () => {
   const { pusher, asked, rooms, answerAll } = scripted(queueOf());
-  assert.equal(pusher.isFruitless(), true);
+  assert.equal(pusher.isDrained(), true);
   pusher.expectWork();
   await pusher.runOnce();
-  assert.deepEqual([asked.length, rooms.length, pusher.isFruitless()], [0, 1, false]);
+  assert.deepEqual([asked.length, rooms.length, pusher.isDrained()], [0, 1, false]);
+  answerAll();
+  await pusher.idle();
+});
+
+test('a queue whose last claim left nothing is looked at before the next, unless work is expected', async () => {
+  const { pusher, asked, rooms, offer, answerAll } = scripted(queueOf());
+  pusher.expectWork();
+  offer(1, { drained: true });
+  await pusher.runOnce();
+  assert.equal(pusher.isDrained(), true);
+  pusher.expectWork();
+  assert.equal(pusher.isDrained(), false);
+  await pusher.runOnce();
+  assert.deepEqual([asked.length, rooms.length], [0, 2]);
+  await pusher.runOnce();
+  assert.deepEqual([asked.length, rooms.length], [1, 3]);
+  offer(1);
+  await pusher.runOnce();
+  await pusher.runOnce();
+  assert.deepEqual([asked.length, rooms.length], [2, 5]);
   answerAll();
   await pusher.idle();
 });

@@ -112,9 +112,9 @@ for (const name of ['hangs', 'fails'])
     // Looks at all queues go on succeeding meanwhile.
     await eventually(() => performance.now() - since > 100);
     for (let looks = 1; looks <= 2; looks++) {
-      const seen = it.looks.length;
+      const seen = it.looks.length + it.acquired.length;
       it.pushers.wake();
-      await eventually(() => it.looks.length > seen);
+      await eventually(() => it.looks.length + it.acquired.length > seen);
     }
     const age = it.pushers.lastOkAgeMs()!;
     assert.ok(age >= 100, `${age} ms`);
@@ -146,4 +146,29 @@ test('what is woken before the start, or after the stop, asks no store', async (
   it.pushers.wake('a');
   await it.pushers.idle();
   assert.deepEqual([it.looks.length, it.acquired.length], [looks, acquired]);
+});
+
+test('work that was put into a queue is claimed without a look', async (t) => {
+  const it = scripted(t);
+  await started(it, [queueOf('a'), queueOf('b')]);
+  it.pushers.expectWork('a');
+  it.pushers.expectWork('of nobody');
+  await eventually(() => it.acquired.length > 0);
+  assert.deepEqual([it.acquired, it.looks], [['a'], []]);
+});
+
+test('a slot that is freed wakes a queue that has work, or looks for it right now, and no other', async (t) => {
+  const slots = Promise.withResolvers<void>();
+  const it = scripted(t, { acquire: () => slots.promise });
+  await started(it, [queueOf('a'), queueOf('b')]);
+  it.pushers.slotFreed('a');
+  it.pushers.expectWork('b');
+  it.pushers.slotFreed('b');
+  it.pushers.slotFreed('of nobody');
+  slots.resolve();
+  // The first claim found no slot; the one that was freed meanwhile is tried.
+  await eventually(() => it.acquired.length === 2);
+  it.pushers.slotFreed('b');
+  await eventually(() => it.acquired.length === 3);
+  assert.deepEqual([it.acquired, it.looks], [['b', 'b', 'b'], []]);
 });
