@@ -18,6 +18,7 @@ quiet: only ratios taken in one run mean something.
 
   S1   durable single submits over HTTP                    S1b  against a route that stores nothing
   S2   whole life: submit, push, callback, Success         S2b  against BullMQ on Redis    S2c  against empty hops
+  S2t  with tracing of every tenth task
   S3   claim and complete in batches, no HTTP              S4   batch routes against single ones
   S5   S2 over millions of rows                            S6   S2 under a long transaction
   S7   latency at a fifth of the peak                      S8   cost of a task, memory     S9   1, 2, 4 instances

@@ -8,7 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { HELP, type Options, readOptions } from './arguments.ts';
 import { FULL, QUICK, type Sizes } from './sizes.ts';
 
-const IDS = ['S1', 'S1b', 'S2', 'S2b', 'S2c', 'S3', 'S4', 'S5', 'S6', 'S7', 'S8', 'S9'];
+const IDS = ['S1', 'S1b', 'S2', 'S2b', 'S2c', 'S2t', 'S3', 'S4', 'S5', 'S6', 'S7', 'S8', 'S9'];
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 
 async function main(given: string[]): Promise<number> {

@@ -3,6 +3,7 @@
  * README advises for production.
  */
 import { startService } from '../../test/support/process.ts';
+import { startChild } from '../world/child.ts';
 import type { Database } from '../world/postgres.ts';
 import { type Contestant, type Ids, newDatabaseName, type Stores, untilRight } from './contestant.ts';
 
@@ -14,6 +15,8 @@ export type DocschedOptions = {
   /** Uses this database and leaves it; absent: one of its own. */
   database?: Database;
   name?: string;
+  /** Further settings. */
+  settings?: Record<string, string>;
   /** Before src/main.ts, for profiles. */
   nodeArgs?: string[];
 };
@@ -27,7 +30,15 @@ export const LIMIT = 256;
 
 export async function startDocsched(
   { postgres, redisUrl }: Stores,
-  { parserUrl, instances = 1, limit = LIMIT, database, name = 'docsched', nodeArgs = [] }: DocschedOptions,
+  {
+    parserUrl,
+    instances = 1,
+    limit = LIMIT,
+    database,
+    name = 'docsched',
+    settings = {},
+    nodeArgs = [],
+  }: DocschedOptions,
 ): Promise<Contestant & { database: Database }> {
   const databaseName = newDatabaseName(name);
   const store = database ?? (await postgres.createDatabase(databaseName));
@@ -36,6 +47,7 @@ export async function startDocsched(
     REDIS_URL: `${redisUrl}/${(installations++ % REDIS_DATABASES) + 1}`,
     MAX_PROCESSING: String(limit),
     ...(parserUrl ? { PARSER_URL: parserUrl } : {}),
+    ...settings,
   };
   const start = () => startService({ env, nodeArgs: ['--import', './src/telemetry.ts', ...nodeArgs] });
   // The first one migrates.
@@ -60,6 +72,35 @@ export async function startDocsched(
       await postgres.dropDatabase(databaseName);
     },
     database: store,
+  };
+}
+
+/** Every tenth task is traced, and its spans are sent to a receiver. */
+export async function startTraced(stores: Stores, { parserUrl }: { parserUrl?: string }): Promise<Contestant> {
+  const sink = await startChild('apps/trace-sink.ts', {});
+  const settings = {
+    OTEL_EXPORTER_OTLP_ENDPOINT: sink.ready.url as string,
+    OTEL_TRACES_SAMPLER: 'parentbased_traceidratio',
+    OTEL_TRACES_SAMPLER_ARG: '0.1',
+  };
+  const docsched = await startDocsched(stores, {
+    ...(parserUrl ? { parserUrl } : {}),
+    name: 'docsched_traced',
+    settings,
+  });
+  let ended: Promise<void> | undefined;
+  const end = async () => {
+    await docsched.stop();
+    const bytes = await sink.ask<number>('bytes');
+    await sink.stop();
+    if (bytes === 0) throw new Error('no span was exported');
+  };
+  return {
+    ...docsched,
+    stop: () => {
+      ended ??= end();
+      return ended;
+    },
   };
 }
 

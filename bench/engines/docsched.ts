@@ -54,7 +54,7 @@ export async function createDocschedEngine({ databaseUrl, redisUrl }: EngineDeps
   const queue = () => queues.get(QUEUE)!;
   const targets = createTargets({ db, queue, wake: () => {}, log });
   const chooser = createChooser(Math.random);
-  const { claim } = createClaimer({ db, limiter, chooser, targets, limits: queues.limits, log });
+  const { claim } = createClaimer({ db, limiter, chooser, targets, limits: queues.limits, onUnused: () => {}, log });
   const outside = new pg.Pool({ connectionString: databaseUrl, max: 1 });
 
   async function drainLoop(left: { tasks: number }): Promise<void> {

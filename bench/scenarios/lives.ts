@@ -1,6 +1,6 @@
-/** S2, S2b, S2c: whole lives over HTTP, docsched and all others in one series of interleaved rounds. */
+/** S2, S2b, S2c, S2t: whole lives over HTTP, docsched and all others in one series of interleaved rounds. */
 import type { StartContestant } from '../contestants/contestant.ts';
-import { startDocsched } from '../contestants/docsched.ts';
+import { startDocsched, startTraced } from '../contestants/docsched.ts';
 import { startEmpty, startPeer } from '../contestants/peers.ts';
 import { runLife } from './life.ts';
 import {
@@ -20,6 +20,7 @@ import {
 
 export const startLife = (name: LifeName): StartContestant => {
   if (name === 'docsched') return startDocsched;
+  if (name === 'docsched-traced') return startTraced;
   if (name === 'empty-express') return startEmpty('express');
   if (name === 'empty-http') return startEmpty('http');
   return startPeer(name);
@@ -52,11 +53,12 @@ export async function runLives(
 }
 
 export const lives: Scenario = {
-  ids: ['S2', 'S2b', 'S2c'],
+  ids: ['S2', 'S2b', 'S2c', 'S2t'],
   needs: (wanted) => [
     ...(wanted.has('S2') ? POSTGRES_PEERS : []),
     ...(wanted.has('S2b') ? (['bullmq-redis'] as const) : []),
     ...(wanted.has('S2c') ? (['empty-express', 'empty-http'] as const) : []),
+    ...(wanted.has('S2t') ? (['docsched-traced'] as const) : []),
   ],
   run: async (context, wanted) => {
     const { rounds } = await context.lives();
@@ -65,6 +67,7 @@ export const lives: Scenario = {
       S2: againstPostgres,
       S2b: againstRedis,
       S2c: againstNothing,
+      S2t: againstUntraced,
     };
     return lives.ids.filter((id) => wanted.has(id)).map((id) => outcomes[id]!(rates));
   },
@@ -116,6 +119,17 @@ function againstNothing(rates: Rates): Outcome {
         value: 0.6,
       }),
     ],
+    notes: [],
+  };
+}
+
+function againstUntraced(rates: Rates): Outcome {
+  const [traced, untraced] = [rates.get('docsched-traced')!, rates.get('docsched')!];
+  return {
+    id: 'S2t',
+    title: 'The same with every tenth task traced (OTLP over HTTP), against tracing off',
+    lines: lines(rates, ['docsched', 'docsched-traced']),
+    targets: [target('S2t', 'docsched-traced / docsched', traced, untraced, { at: 'least', value: 0.9 })],
     notes: [],
   };
 }

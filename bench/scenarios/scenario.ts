@@ -35,6 +35,7 @@ export type Lives = { rounds: Map<LifeName, LifeRound[]>; commitsATask: Map<Life
 
 export const LIFE_NAMES = [
   'docsched',
+  'docsched-traced',
   'pg-boss',
   'graphile-worker',
   'bullmq-postgres',
