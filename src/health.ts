@@ -1,7 +1,9 @@
 /**
- * /livez, /readyz, /metrics, /openapi.json. Ready: the database takes writes, so submits and callbacks work; `degraded`
- * says that nothing is pushed now, and why. Each check names the age of its last success and its limit.
+ * /livez, /readyz, /metrics, /openapi.json. Alive: the process answers; nothing outside is asked. Ready: the database
+ * takes writes, so submits and callbacks work; `degraded`: something else does not, mostly nothing is pushed now, and why.
+ * Each check names the age of its last success and its limit. At the stop it is `draining`, and 503, before anything else.
  */
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Router } from 'express';
 import type { Db } from './db.ts';
 import { sendJson } from './http.ts';
@@ -10,13 +12,14 @@ import type { Log } from './log.ts';
 import { createLoop } from './loop.ts';
 import { type Metrics, TARGET_STATE, toPlainText } from './metrics.ts';
 import { openApiDocument } from './openapi.ts';
+import type { Queue } from './queues.ts';
 
 /** One check: ok while the age of the last success is at most the limit. `required`: without it the instance is unready. */
 export type Check = {
   name: string;
   lastOkAgeMs: () => number | null;
   limitMs: number;
-  required: boolean;
+  required?: boolean;
   detail?: () => string | null;
 };
 
@@ -37,6 +40,13 @@ export type HealthDeps = {
 const PING_EVERY_MS = 1_000;
 const PING_LIMIT_MS = 5_000;
 const LIMITER_LIMIT_MS = 5_000;
+/** Whoever sends traffic by /readyz asks at least this often. */
+const ASKED_WITHIN_MS = 30_000;
+/** Of SHUTDOWN_TIMEOUT_MS, the part in which /readyz says no and everything is still taken. */
+const DRAIN_PART = 5;
+/** The queue that the environment describes. */
+const QUEUE = 'default';
+export const NO_PARSER = 'PARSER_URL is not set: tasks are accepted and held';
 
 export function createHealth(deps: HealthDeps) {
   const { db, limiter, checks, metrics, notes, log } = deps;
@@ -47,13 +57,26 @@ export function createHealth(deps: HealthDeps) {
       name: 'limiter',
       lastOkAgeMs: () => (limiter.state().status === 'open' ? limiter.state().lastOkAgeMs : null),
       limitMs: LIMITER_LIMIT_MS,
-      required: false,
       detail: () => limiter.state().reason,
     },
     ...checks,
   ];
   const document = JSON.stringify(openApiDocument());
-  return { router: createRouter(), start: loop.start, stop: loop.stop };
+  let askedAt = Number.NEGATIVE_INFINITY;
+  let drainingSince: number | undefined;
+  return { router: createRouter(), start: loop.start, stop: loop.stop, drain, drained };
+
+  /** From now on /readyz says 503, while everything is still answered. */
+  function drain(): void {
+    drainingSince = performance.now();
+  }
+
+  /** Resolves when those who send traffic by /readyz have had time to notice; at once when nobody asks it. */
+  async function drained(shutdownTimeoutMs: number): Promise<void> {
+    const since = drainingSince ?? performance.now();
+    if (askedAt < since - ASKED_WITHIN_MS) return;
+    await sleep(since + shutdownTimeoutMs / DRAIN_PART - performance.now());
+  }
 
   async function ping(): Promise<void> {
     const [row] = await db.query<{ writable: boolean }>('ping', []);
@@ -64,6 +87,7 @@ export function createHealth(deps: HealthDeps) {
     const router = Router();
     router.get('/livez', (_, res) => sendJson(res, 200, '{"status":"alive"}'));
     router.get('/readyz', (_, res) => {
+      askedAt = performance.now();
       const { status, body } = report();
       if (status === 503) res.set('retry-after', '1');
       sendJson(res, status, JSON.stringify(body));
@@ -107,9 +131,18 @@ export function createHealth(deps: HealthDeps) {
       };
     });
     const failed = results.filter(({ ok }) => !ok);
-    const unready = failed.some(({ required }) => required);
-    const status = unready ? 'unready' : failed.length > 0 ? 'degraded' : 'ready';
+    const healthy = failed.length === 0 ? 'ready' : failed.some(({ required }) => required) ? 'unready' : 'degraded';
+    const status = drainingSince === undefined ? healthy : 'draining';
     const shown = Object.fromEntries(results.map((result) => [result.name, result.shown]));
-    return { status: unready ? 503 : 200, body: { status, checks: shown, notes: notes() } };
+    const available = status === 'ready' || status === 'degraded';
+    return { status: available ? 200 : 503, body: { status, checks: shown, notes: notes() } };
   }
+}
+
+/** Why nothing of the queue is pushed; empty when it is. */
+export function heldBecause({ queue, paused, targets, concurrency_limit }: Queue): string[] {
+  if (paused) return [`queue '${queue}' is paused: tasks are accepted and held`];
+  if (concurrency_limit === 0) return [`queue '${queue}' has limit 0: tasks are accepted and held`];
+  if (targets.length > 0) return [];
+  return [queue === QUEUE ? NO_PARSER : `queue '${queue}' has no target: tasks are accepted and held`];
 }

@@ -48,6 +48,18 @@ export async function runParts(
   }
 }
 
+/** What nobody caught never ends the process in silence. */
+export function logCrashes(log: Log): void {
+  process.on('unhandledRejection', (error) =>
+    log.error({ event: 'unhandled_rejection', error: String(error), stack: (error as Error)?.stack }),
+  );
+  // Nobody knows what it left half done: what is open is repaired like after any other crash.
+  process.on('uncaughtException', (error) => {
+    log.fatal({ event: 'uncaught_exception', error: String(error), stack: error?.stack });
+    process.exit(1);
+  });
+}
+
 async function stopPart(part: Part, until: number, log: Log): Promise<void> {
   try {
     await withLimit(Promise.resolve(part.stop?.()), Math.max(MIN_STOP_MS, until - performance.now()));

@@ -1,10 +1,12 @@
 /**
  * Every instrument, in one place. Base units, `_total` on counters, no ids as labels. A scrape touches no database:
  * what must be read there is sampled (sample.ts). Latencies carry the trace id of their last sampled task as exemplar.
- * docs/metrics.md lists them; a test compares it with this file.
+ * docs/observability.md lists them; a test compares it with this file.
  */
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
-import { STATUS } from './task.ts';
+import type { ClosedAttempt } from './receiver/settle.ts';
+import { FAILED, PENDING, STATUS } from './task.ts';
+import type { ExpiredRow } from './watcher/expire-pending.ts';
 
 /** From a few ms of dispatch to an hour of waiting. */
 const DISPATCH_SECONDS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600];
@@ -30,28 +32,38 @@ const PUSH_OUTCOMES = [
   'result_too_large',
   'unsent',
 ];
+/** What woke a pusher; see main.ts. */
+const TRIGGER_SOURCES = ['insert', 'settle', 'promote', 'freed', 'notify', 'interval'] as const;
+export type TriggerSource = (typeof TRIGGER_SOURCES)[number];
 const CALLBACK_OUTCOMES = ['applied', 'duplicate', 'stale', 'unknown', 'unauthorized', 'invalid'];
-/** How an attempt ended, coarse enough for a histogram: the fine outcome is in attempts_total. */
+/**
+ * How attempts end, and a coarser word for it that a histogram can bear: success, failed, expired, or returned (what
+ * became of the task was not for this attempt to say).
+ */
 const ENDINGS: Record<string, string> = {
   success: 'success',
+  parser_failed: 'failed',
+  try_failed: 'failed',
+  refused: 'failed',
+  result_too_large: 'failed',
+  in_doubt_expired: 'expired',
+  processing_expired: 'expired',
   busy: 'returned',
   broken: 'returned',
   unsent: 'returned',
+  cancelled: 'returned',
 };
-
-/** An attempt that was closed, as the settle reports it. */
-export type Ending = {
-  queue: string;
-  verdict: string;
-  /** The task's new status; null when its task had moved on. */
-  status: number | null;
-  retries: number | null;
-  processingSeconds: number;
-  ageSeconds: number | null;
-  traceparent: string | null;
+/** Every value of the label `outcome`, by metric. */
+export const OUTCOMES = {
+  docsched_inserts_total: INSERT_OUTCOMES,
+  docsched_push_duration_seconds: PUSH_OUTCOMES,
+  docsched_attempts_total: Object.keys(ENDINGS),
+  docsched_callbacks_total: CALLBACK_OUTCOMES,
 };
 
 export type Metrics = ReturnType<typeof createMetrics>;
+
+type Exemplar = { exemplarLabels?: Record<string, string> };
 
 export function createMetrics({ version }: { version: string }) {
   const registry = new Registry<typeof Registry.OPENMETRICS_CONTENT_TYPE>();
@@ -106,6 +118,11 @@ export function createMetrics({ version }: { version: string }) {
     'Runs of the jobs: ran, skipped (held elsewhere), failed.',
     ['action', 'outcome'],
   );
+  const triggerFires = counter(
+    'docsched_trigger_fires_total',
+    'Wake-ups of the pushers, by what caused them: one a commit or notification, not one a task.',
+    ['source'],
+  );
   const loopRounds = counter('docsched_loop_rounds_total', 'Rounds of the pushers and the promoter.', [
     'loop',
     'outcome',
@@ -130,14 +147,17 @@ export function createMetrics({ version }: { version: string }) {
   );
   const taskAge = histogram(
     'docsched_task_age_seconds',
-    'From submit to the end of the task, by its state.',
+    'From submit to the end of the task, by an attempt or the pending time-out, by its state.',
     ['queue', 'status'],
     AGE_SECONDS,
   );
   const taskRetries = histogram('docsched_task_retries', 'Counted retries of tasks that ended.', ['queue'], RETRIES);
+  /** Queues with a label of their own. */
   const known = new Set<string>();
+  /** Labels whose series have begun. */
   const begun = new Set<string>();
   for (const outcome of CALLBACK_OUTCOMES) callbacks.inc({ outcome }, 0);
+  for (const source of TRIGGER_SOURCES) triggerFires.inc({ source }, 0);
 
   return {
     ...gauges,
@@ -152,6 +172,7 @@ export function createMetrics({ version }: { version: string }) {
       pushDuration.observe({ labels: { queue: label(queue), outcome }, value: seconds, ...exemplar(traceparent) }),
     calledBack: (outcome: string) => callbacks.inc({ outcome }),
     attemptEnded,
+    expired,
     reconciled: (queue: string, drift: number, dropped: number, added: number) => {
       gauges.limiterDrift.set({ queue: label(queue) }, drift);
       corrections.inc({ queue: label(queue), direction: 'dropped' }, dropped);
@@ -164,6 +185,7 @@ export function createMetrics({ version }: { version: string }) {
       watcherRuns.inc({ action: job, outcome });
       watcherActions.inc({ action: job }, changed);
     },
+    triggered: (source: TriggerSource) => triggerFires.inc({ source }),
     looped: (loop: string, outcome: 'ok' | 'failed') => loopRounds.inc({ loop, outcome }),
   };
 
@@ -179,8 +201,7 @@ export function createMetrics({ version }: { version: string }) {
     begun.add(queue);
     for (const status of STATUS) gauges.tasks.set({ queue, status }, 0);
     for (const outcome of INSERT_OUTCOMES) inserts.inc({ queue, outcome }, 0);
-    for (const outcome of ['success', 'parser_failed', ...PUSH_OUTCOMES.slice(2, 4)])
-      attempts.inc({ queue, outcome }, 0);
+    for (const outcome of Object.keys(ENDINGS)) attempts.inc({ queue, outcome }, 0);
     for (const outcome of ['accepted', 'broken', 'busy', 'in_doubt', 'try_failed'])
       pushDuration.zero({ queue, outcome });
     for (const direction of ['dropped', 'added']) corrections.inc({ queue, direction }, 0);
@@ -190,21 +211,38 @@ export function createMetrics({ version }: { version: string }) {
       one.set({ queue }, 0);
   }
 
-  function attemptEnded(ending: Ending): void {
-    const queue = label(ending.queue);
-    attempts.inc({ queue, outcome: ending.verdict });
-    const outcome = ENDINGS[ending.verdict] ?? (/expired$/.test(ending.verdict) ? 'expired' : 'failed');
-    const trace = exemplar(ending.traceparent ?? '');
-    processingDuration.observe({ labels: { queue, outcome }, value: ending.processingSeconds, ...trace });
-    if (ending.status === null || ending.status === 0 || ending.ageSeconds === null) return;
-    const status = STATUS[ending.status]!;
-    taskAge.observe({ labels: { queue, status }, value: ending.ageSeconds, ...trace });
-    taskRetries.observe({ labels: { queue }, value: ending.retries ?? 0, ...trace });
+  function attemptEnded(closed: ClosedAttempt): void {
+    const queue = label(closed.queue);
+    const secondsSince = (ms: string) => (Number(closed.closed_at) - Number(ms)) / 1000;
+    // Its task moved on without it: only a cancel does that.
+    const outcome = closed.applied ? closed.verdict : 'cancelled';
+    const ending = ENDINGS[outcome] ?? 'failed';
+    const trace = exemplar(closed.traceparent ?? '');
+    attempts.inc({ queue, outcome });
+    processingDuration.observe({
+      labels: { queue, outcome: ending },
+      value: secondsSince(closed.claimed_at),
+      ...trace,
+    });
+    if (closed.status === null || closed.status === PENDING || closed.create_at === null) return;
+    taskEnded(queue, closed.status, secondsSince(closed.create_at), closed.retry_count ?? 0, trace);
+  }
+
+  /** Tasks that nobody pushed in time. Answers them. */
+  function expired(rows: ExpiredRow[]): ExpiredRow[] {
+    for (const { queue, age_ms, retry_count, traceparent } of rows)
+      taskEnded(label(queue), FAILED, Number(age_ms) / 1000, retry_count, exemplar(traceparent ?? ''));
+    return rows;
+  }
+
+  function taskEnded(queue: string, status: number, ageSeconds: number, retries: number, trace: Exemplar): void {
+    taskAge.observe({ labels: { queue, status: STATUS[status]! }, value: ageSeconds, ...trace });
+    taskRetries.observe({ labels: { queue }, value: retries, ...trace });
   }
 }
 
 /** Only of traces that are recorded: a link to nothing helps nobody. */
-function exemplar(traceparent: string): { exemplarLabels?: Record<string, string> } {
+function exemplar(traceparent: string): Exemplar {
   if (!traceparent.endsWith('1')) return {};
   const [, trace_id = '', span_id = ''] = traceparent.split('-');
   return { exemplarLabels: { trace_id, span_id } };

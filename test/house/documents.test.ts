@@ -1,11 +1,10 @@
-/** What the documents say is what the code does: settings, error codes, metrics, routes. */
+/** What the documents say is what the code does: settings, error codes, routes. */
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { z } from 'zod';
 import { SETTINGS } from '../../src/config.ts';
 import { ERROR_CODES } from '../../src/errors.ts';
-import { createMetrics } from '../../src/metrics.ts';
 import { openApiDocument } from '../../src/openapi.ts';
 import { queueSettings, redriveRequest } from '../../src/queue-shape.ts';
 
@@ -39,26 +38,6 @@ test('docs/errors.md lists every error code with its status and title', () => {
     .map((cells) => cells.slice(0, 3));
   const actual = Object.entries(ERROR_CODES).map(([code, [status, title]]) => [code, String(status), title]);
   assert.deepEqual(documented, actual);
-});
-
-test('docs/metrics.md lists every metric with its type, labels and help', async () => {
-  const documented = rows(read('docs/metrics.md')).filter(([name]) => name!.startsWith('docsched_'));
-  const all = await createMetrics({ version: '0' }).registry.getMetricsAsJSON();
-  const actual = all.filter(({ name }) => name.startsWith('docsched_'));
-  assert.deepEqual(
-    documented.map(([name, type, , help]) => [name, type, help]),
-    actual.map(({ name, type, help }) => [name, String(type), help]),
-  );
-  const source = read('src/metrics.ts').replace(/\s+/g, ' ');
-  for (const [name, , labels = ''] of documented) {
-    const listed = labels === '' ? [] : labels.split(', ');
-    const [found = ''] = source.slice(source.indexOf(`'${name}'`)).match(/\[[^\]]*\]/) ?? [];
-    assert.deepEqual(
-      [...found.matchAll(/'(\w+)'/g)].map(([, label]) => label),
-      listed,
-      `labels of ${name}`,
-    );
-  }
 });
 
 test('docs/queues.md lists every setting of a queue, and every member of a redrive', () => {

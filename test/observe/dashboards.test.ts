@@ -57,6 +57,7 @@ const moves = (series: Series): boolean => new Set(numbersOf(series)).size > 1;
 
 let load: Awaited<ReturnType<typeof startLoad>>;
 let prometheus: TestPrometheus;
+let watchedUntilS: number;
 
 before(async () => {
   load = await startLoad();
@@ -66,6 +67,7 @@ before(async () => {
   });
   await load.run(WATCHED_S);
   await sleep(1_500);
+  watchedUntilS = Date.now() / 1000;
 });
 after(async () => {
   await prometheus?.stop();
@@ -100,7 +102,7 @@ for (const { title, panels } of dashboards)
       let moving = 0;
       for (const { expr } of panel.targets) {
         for (const name of metricsOf(expr)) assert.ok(known.has(name), `there is no metric ${name}`);
-        const answer = await prometheus.queryRange(substitute(expr), WATCHED_S);
+        const answer = await prometheus.queryRange(substitute(expr), WATCHED_S, watchedUntilS);
         assert.ok(answer.length > 0, `no data: ${expr}`);
         moving += answer.filter(moves).length;
       }
@@ -125,12 +127,13 @@ test('pictures of the panels can be drawn from what Prometheus answers', async (
     const drawn = await Promise.all(
       panels.map(async (panel) => ({
         title: panel.title,
-        unit: panel.fieldConfig.defaults.unit,
+        // A heatmap's unit is that of its buckets; drawn are the counts in them.
+        unit: panel.type === 'heatmap' ? 'short' : panel.fieldConfig.defaults.unit,
         lines: (
           await Promise.all(
             panel.targets.map(async ({ expr, legendFormat }) =>
               (
-                await prometheus.queryRange(substitute(expr), WATCHED_S)
+                await prometheus.queryRange(substitute(expr), WATCHED_S, watchedUntilS)
               ).map((series) => ({
                 name: legendFormat.replace(/\{\{(\w+)\}\}/g, (_, label) => series.metric[label] ?? ''),
                 points: series.values.map(([at, value]): [number, number] => [at, Number(value)]),

@@ -4,15 +4,17 @@
  * fast: minutes are seconds, and so are the ages they compare with.
  */
 import assert from 'node:assert/strict';
+import { randomBytes } from 'node:crypto';
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type TestContext, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Redis } from 'ioredis';
-import { finish } from '../support/answers.ts';
+import { Webhook } from 'standardwebhooks';
+import { accept, finish, reportText } from '../support/answers.ts';
 import { eventually } from '../support/eventually.ts';
-import { type Installation, install, post, submitMany } from '../support/installation.ts';
+import { type Installation, install, setQueue, submitMany } from '../support/installation.ts';
 import type { RunningService } from '../support/process.ts';
 import { startAlertmanager, startPrometheus, type TestPrometheus } from '../support/prometheus.ts';
 
@@ -111,9 +113,28 @@ test('tasks wait and nothing is pushed: DocschedBacklogOld', async (t) => {
   await firesAndResolves(watched, 'DocschedBacklogOld', () => pause(false));
 });
 
-test('parsers report what is not accepted: DocschedCallbacksRejected', async (t) => {
+test("a parser signs with a secret that is not the queue's: DocschedCallbacksRejected", async (t) => {
   const watched = await watch(t);
-  const report = () => post(watched.instance, `/v1/callbacks/${'x'.repeat(32)}`, { status_code: 0 });
+  const { place, instance } = watched;
+  place.parser.answerWith(accept);
+  await setQueue(instance, 'default', {
+    targets: [{ url: place.parser.url }],
+    callback_auth: 'signature',
+    secrets: [`whsec_${randomBytes(24).toString('base64')}`],
+  });
+  await submitMany(instance, some(1, 0));
+  const [push] = await place.parser.waitForPushes(1);
+  const own = new Webhook(`whsec_${randomBytes(24).toString('base64')}`);
+  const report = async () => {
+    const body = reportText({});
+    const [id, at] = [push!.body.attempt_id, new Date()];
+    const headers = {
+      'webhook-id': id,
+      'webhook-timestamp': String(Math.floor(at.getTime() / 1000)),
+      'webhook-signature': own.sign(id, at, body),
+    };
+    assert.equal((await place.parser.callback(push!, {}, headers)).status, 401);
+  };
   await firesAndResolves(watched, 'DocschedCallbacksRejected', async () => {}, report);
 });
 

@@ -17,7 +17,11 @@ function short(value: number, unit: string): string {
   return `${value.toFixed(digits)}${unit === 's' ? ' s' : unit === 'ops' ? '/s' : ''}`;
 }
 
-function drawPanel({ title, unit, lines }: Drawn, index: number): string {
+const peak = ({ points }: Line): number => Math.max(...points.map(([, value]) => value).filter(Number.isFinite));
+
+function drawPanel({ title, unit, lines: all }: Drawn, index: number): string {
+  // The largest first: they get the colours that are used once, and the legends.
+  const lines = all.toSorted((a, b) => peak(b) - peak(a));
   const points = lines.flatMap((line) => line.points).filter(([, value]) => Number.isFinite(value));
   const times = points.map(([at]) => at);
   const [from, to] = [Math.min(...times), Math.max(...times)];

@@ -15,6 +15,7 @@ const program = (name: string, ...packages: [debian: string, names: string[]]): 
   hint: `this test needs ${name}: install it (Debian: apt-get install ${packages[0]}; macOS: brew install prometheus)`,
 });
 export const PROMTOOL = program('promtool', 'prometheus', ['promtool']);
+export const AMTOOL = program('amtool', 'prometheus-alertmanager', ['amtool']);
 const PROMETHEUS = program('Prometheus', 'prometheus', ['prometheus']);
 const ALERTMANAGER = program('Alertmanager', 'prometheus-alertmanager', ['alertmanager', 'prometheus-alertmanager']);
 
@@ -24,8 +25,8 @@ export type Alert = { labels: Record<string, string>; state: string };
 
 export type TestPrometheus = {
   url: string;
-  /** The last `seconds`, a value a second. Throws when Prometheus does not accept the expression. */
-  queryRange(expression: string, seconds: number): Promise<Series[]>;
+  /** The `seconds` up to `endS` (now), a value a second. Throws when Prometheus does not accept the expression. */
+  queryRange(expression: string, seconds: number, endS?: number): Promise<Series[]>;
   /** Names of all metrics it has seen. */
   names(): Promise<Set<string>>;
   alerts(): Promise<Alert[]>;
@@ -85,8 +86,7 @@ export async function startPrometheus(config: unknown): Promise<TestPrometheus> 
   return {
     url,
     stop,
-    async queryRange(expression, seconds) {
-      const end = Date.now() / 1000;
+    async queryRange(expression, seconds, end = Date.now() / 1000) {
       const query = new URLSearchParams({ query: expression, start: `${end - seconds}`, end: `${end}`, step: '1' });
       return (await get<{ result: Series[] }>(`query_range?${query}`)).result;
     },
