@@ -1,8 +1,7 @@
 /**
  * One JSON line per event on stdout (pino). `event` is stable and greppable, `msg` is for people.
- * Never logged: payloads, results, secrets, whole attempt ids.
+ * Never logged: payloads, results, secrets, words of parsers, whole attempt ids. What is logged of tasks: journal.ts.
  */
-import { trace } from '@opentelemetry/api';
 import { type Logger, pino } from 'pino';
 
 export type Log = Logger;
@@ -17,9 +16,5 @@ export function createLog(level: string): Log {
     base: null,
     timestamp: pino.stdTimeFunctions.isoTime,
     formatters: { level: (label) => ({ level: label }) },
-    mixin: () => {
-      const span = trace.getActiveSpan()?.spanContext();
-      return span ? { trace_id: span.traceId, span_id: span.spanId } : {};
-    },
   });
 }

@@ -14,7 +14,8 @@ async function startSdk(): Promise<() => Promise<void>> {
   process.env.OTEL_LOGS_EXPORTER ??= 'none';
   const { NodeSDK } = await import('@opentelemetry/sdk-node');
   const { OTLPTraceExporter } = await import('@opentelemetry/exporter-trace-otlp-http');
-  const sdk = new NodeSDK({ traceExporter: new OTLPTraceExporter(), instrumentations: [] });
+  const { idGenerator } = await import('./trace.ts');
+  const sdk = new NodeSDK({ traceExporter: new OTLPTraceExporter(), instrumentations: [], idGenerator });
   sdk.start();
   return () => sdk.shutdown();
 }
