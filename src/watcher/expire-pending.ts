@@ -2,11 +2,24 @@
 import type { Db } from '../db.ts';
 import type { Queues } from '../queues.ts';
 import { type KeyRow, keyColumns, keyOf, type TaskKey } from '../task.ts';
+import { ATTRIBUTE, traceEnd } from '../trace.ts';
 import { drainInTurn, runUntil } from './drain.ts';
 
-type Row = KeyRow & { has_blocked: boolean };
+/** waited_ms: since it was due; age_ms: since its submit. */
+export type ExpiredRow = KeyRow & {
+  has_blocked: boolean;
+  traceparent: string | null;
+  waited_ms: string;
+  age_ms: string;
+  retry_count: number;
+};
 
-export type ExpirePendingDeps = { db: Db; queues: Queues; onFinished: (keys: TaskKey[]) => void; onFreed: () => void };
+export type ExpirePendingDeps = {
+  db: Db;
+  queues: Queues;
+  onFinished: (keys: TaskKey[], rows: ExpiredRow[]) => void;
+  onFreed: () => void;
+};
 
 export function createExpirePending({ db, queues, onFinished, onFreed }: ExpirePendingDeps) {
   return { runOnce };
@@ -17,9 +30,10 @@ export function createExpirePending({ db, queues, onFinished, onFreed }: ExpireP
   }
 
   async function expire(queue: string): Promise<number> {
-    const rows = await db.query<Row>('expire_pending', [queue]);
+    const rows = await db.query<ExpiredRow>('expire_pending', [queue]);
     const heads = rows.filter((row) => row.has_blocked);
-    onFinished(rows.map(keyOf));
+    for (const row of rows) trace(row);
+    onFinished(rows.map(keyOf), rows);
     if (heads.length > 0) {
       await db.query('order_versions', keyColumns(heads));
       onFreed();
@@ -27,3 +41,15 @@ export function createExpirePending({ db, queues, onFinished, onFreed }: ExpireP
     return rows.length;
   }
 }
+
+const trace = (row: ExpiredRow): void =>
+  traceEnd(
+    keyOf(row),
+    row.traceparent,
+    {
+      [ATTRIBUTE.verdict]: 'pending_expired',
+      [ATTRIBUTE.taskStatus]: 'Failed',
+      [ATTRIBUTE.waitedMs]: Number(row.waited_ms),
+    },
+    { type: 'pending_expired', message: 'not pushed within pending_expired_ms' },
+  );

@@ -1,14 +1,19 @@
 /**
  * Runs the jobs on their cron schedules, each under a lease, never twice at once in a process. A run that fails is
- * logged once and comes again with the next tick.
+ * logged once and comes again with the next tick. node-cron reads the schedules; it does not run them: when the clock
+ * is stepped forward it would go through every tick passed over, and when it is stepped back wait for the time to come.
  */
-import cron, { type Logger, type ScheduledTask } from 'node-cron';
+import cron from 'node-cron';
 import type { Db } from '../db.ts';
+import type { Check } from '../health.ts';
 import type { Log } from '../log.ts';
 import { LEASE_MS, type Lease } from './lease.ts';
+import { createTick, type Tick } from './tick.ts';
 
 /** A lease taken just before this instance asked is over by then. */
 const LOOK_AFTER_MS = 200;
+/** A job may end this long after its tick: longer than a run (drain.ts), and than a dead holder delays it. */
+const GRACE_MS = 15_000;
 
 export type Job = {
   name: string;
@@ -28,47 +33,64 @@ export type WatcherDeps = {
 };
 
 export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
-  const ticks = new Map<string, ScheduledTask>();
+  const ticks = new Map<string, Tick>();
+  const busy = new Set<string>();
   const looks = new Map<string, NodeJS.Timeout>();
   const running = new Set<Promise<void>>();
-  /** When each job last succeeded here, or was seen in another's hands (performance.now()). */
+  /** When each job last succeeded here, or was seen in another's hands (performance.now()); at first, the start. */
   const lastOk = new Map<string, number>();
-  const failing = new Set<string>();
+  /** How old that may become: until the next tick from then on, and GRACE_MS. */
+  const limitMs = new Map<string, number>();
+  /** Why the last run failed. */
+  const failing = new Map<string, string>();
   let stopped = false;
 
   return {
     start() {
-      for (const job of jobs)
-        ticks.set(
-          job.name,
-          cron.schedule(job.schedule, () => track(run(job)), {
-            name: job.name,
-            noOverlap: true,
-            timezone: 'Etc/UTC',
-            logger: quietly(job),
-          }),
-        );
+      for (const job of jobs) {
+        const schedule = cron.createTask(job.schedule, () => {}, { timezone: 'Etc/UTC' });
+        const tick = createTick({ next: () => schedule.getNextRuns(1)[0]!.getTime(), onDue: () => onDue(job) });
+        ticks.set(job.name, tick);
+        tick.start();
+        noteOk(job);
+      }
     },
     /** No further run; resolves when those under way have ended. */
     async stop() {
       stopped = true;
       for (const timer of looks.values()) clearTimeout(timer);
-      await Promise.all([...ticks.values()].map((tick) => tick.destroy()));
+      for (const tick of ticks.values()) tick.stop();
       await Promise.all(running);
     },
-    /** Of the job that has been failing longest; when none fails, of the latest run. */
-    lastOkAgeMs() {
-      const worst = [...failing].map((name) => lastOk.get(name) ?? Number.NEGATIVE_INFINITY);
-      const at = worst.length > 0 ? Math.min(...worst) : Math.max(...lastOk.values());
-      return Number.isFinite(at) ? Math.round(performance.now() - at) : null;
-    },
+    /** One a job. */
+    checks: jobs.map(checkOf),
   };
 
-  /** node-cron would write its own lines to stdout when a tick comes late or finds the run before still going. */
-  function quietly(job: Job): Logger {
-    const note = (message: string | Error) =>
-      log.debug({ event: 'watcher_tick_skipped', job: job.name, reason: String(message) });
-    return { info: note, warn: note, error: note, debug: note };
+  function checkOf({ name }: Job): Check {
+    return {
+      name: `watcher_${name}`,
+      lastOkAgeMs: () => (lastOk.has(name) ? Math.round(performance.now() - lastOk.get(name)!) : null),
+      get limitMs() {
+        return limitMs.get(name) ?? GRACE_MS;
+      },
+      detail: () => failing.get(name) ?? null,
+    };
+  }
+
+  function noteOk({ name }: Job): void {
+    const next = ticks.get(name)?.nextAt() ?? Date.now();
+    lastOk.set(name, performance.now());
+    limitMs.set(name, Math.max(0, next - Date.now()) + GRACE_MS);
+    failing.delete(name);
+  }
+
+  function onDue(job: Job): void {
+    if (busy.has(job.name)) {
+      log.debug({ event: 'watcher_tick_skipped', job: job.name, reason: 'the run before is still going' });
+      return;
+    }
+    busy.add(job.name);
+    void track(run(job)).finally(() => busy.delete(job.name));
   }
 
   function track(work: Promise<void>): Promise<void> {
@@ -77,18 +99,21 @@ export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
   }
 
   async function run(job: Job): Promise<void> {
+    const startedAt = performance.now();
     try {
       const changed = await lease.run(job.name, () => complete(job));
-      lastOk.set(job.name, performance.now());
-      failing.delete(job.name);
+      noteOk(job);
       observe(job.name, changed === undefined ? 'skipped' : 'ran', changed ?? 0);
       if (changed === undefined) lookAgain(job);
-      else if (changed > 0) log.debug({ event: 'watcher_job_done', job: job.name, changed });
+      else if (changed > 0) {
+        const duration_ms = Math.round(performance.now() - startedAt);
+        log.debug({ event: 'watcher_job_done', job: job.name, changed, duration_ms });
+      }
     } catch (error) {
+      const { message } = error as Error;
       observe(job.name, 'failed', 0);
-      if (!failing.has(job.name))
-        log.warn({ event: 'watcher_job_failed', job: job.name, error: (error as Error).message });
-      failing.add(job.name);
+      if (!failing.has(job.name)) log.warn({ event: 'watcher_job_failed', job: job.name, error: message });
+      failing.set(job.name, message);
     }
   }
 
