@@ -4,8 +4,10 @@
  * serialization failures and deadlocks are retried here, and only here. Works through a pooler in transaction mode too:
  * no statement here needs a session.
  */
+import type { Socket } from 'node:net';
 import pg from 'pg';
 import { AppError } from './errors.ts';
+import { type Connection, createHalfOpenGuard, type HalfOpenGuard } from './half-open.ts';
 import type { Log } from './log.ts';
 
 export type Row = Record<string, unknown>;
@@ -34,10 +36,12 @@ const LOCK_TIMEOUT_MS = 2_000;
 const STATEMENT_TIMEOUT_MS = 30_000;
 const CONNECT_TIMEOUT_MS = 5_000;
 const MAX_RETRIES = 5;
+/** Asked over a connection of its own. */
+const FIND_WORKING = 'find_working';
 /**
- * Statements are planned at each call, for the arrays and table sizes of that moment. A generic plan made while a table
- * was small (full scans are best then) stays in use until the next ANALYZE: measured, whole lives on a fresh
- * database ran at an eighth to two thirds of the rate. Planning costs about a millisecond a batch.
+ * Statements are planned at each call, for the arrays and table sizes of that moment: a generic plan made while a table
+ * was small (full scans are best then) stays in use until the next ANALYZE. Only submit, claim and settle keep their
+ * plans: they are functions written so that any plan of theirs is right (schema/functions, test/db/plans.test.ts).
  * work_mem: a group of large payloads (16 MB) stays in memory while the triggers count it, which would otherwise go
  * through temporary files (measured with 200 KB each: 8% more CPU of the server instead of 3%).
  */
@@ -48,8 +52,8 @@ const RETRYABLE = new Set(['40001', '40P01']);
 /** What a pooler in transaction mode says when it is taken for PostgreSQL itself. */
 const POOLER = /unsupported startup parameter|prepared statement .* (does not|already) exists?/;
 const LOCK_NOT_AVAILABLE = '55P03';
-/** The server is away, going away, full or read-only: the caller is told to come back. */
-const UNAVAILABLE = new Set(['57P01', '57P02', '57P03', '57014', '53100', '53200', '53300', '25006']);
+/** The server is away, going away, out of resources (53), failing at its disk (58) or read-only: come back later. */
+const UNAVAILABLE = /^(08|53|57|58)|^25006$/;
 
 export function createDb({ url, directUrl, poolMax, statements, log }: DbDeps): Db {
   // A pooler refuses start-up parameters it does not know, and the next query may meet another server connection, where
@@ -61,7 +65,8 @@ export function createDb({ url, directUrl, poolMax, statements, log }: DbDeps): 
     connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
     idleTimeoutMillis: 60_000,
     ...(pooled ? {} : { options: OPTIONS, statement_timeout: STATEMENT_TIMEOUT_MS }),
-    // A half-open connection answers nothing: the client gives up a little after the server would have.
+    // When nothing else ends a statement (half-open.ts, but not through a pooler, whose processes are not PostgreSQL's),
+    // the client gives up a little after the server would have.
     query_timeout: STATEMENT_TIMEOUT_MS + 2_000,
     keepAlive: true,
     application_name: 'docsched',
@@ -69,21 +74,42 @@ export function createDb({ url, directUrl, poolMax, statements, log }: DbDeps): 
   // An idle connection that breaks is replaced at the next use; without a listener the process would end.
   pool.on('error', (error) => log.warn({ event: 'db_idle_connection_lost', error: error.message }));
 
+  const guard = createHalfOpenGuard({ findWorking, log });
+  if (!pooled) guardPool(pool, guard);
+
   return {
     query: (name, params) => run(name, params, 0),
-    connect: async () => {
-      const client = new pg.Client({
-        connectionString: directUrl ?? url,
-        keepAlive: true,
-        connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
-        application_name: 'docsched-listen',
-      });
-      await client.connect();
-      return client;
-    },
+    connect: () => connectAs('docsched-listen'),
     stats: () => ({ total: pool.totalCount, idle: pool.idleCount, waiting: pool.waitingCount }),
-    close: () => pool.end(),
+    close: () => {
+      guard.stop();
+      return pool.end();
+    },
   };
+
+  async function connectAs(name: string): Promise<pg.Client> {
+    const client = new pg.Client({
+      connectionString: directUrl ?? url,
+      keepAlive: true,
+      connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+      application_name: name,
+    });
+    await client.connect();
+    return client;
+  }
+
+  async function findWorking(pids: number[]): Promise<number[]> {
+    const client = await connectAs('docsched-look');
+    client.on('error', () => {});
+    try {
+      const query = { text: statements[FIND_WORKING]!, values: [pids], query_timeout: CONNECT_TIMEOUT_MS };
+      const { self, working } = (await client.query<{ self: number; working: number[] }>(query)).rows[0]!;
+      if (self !== pidOf(client)) throw new Error('a pooler stands in between');
+      return working;
+    } finally {
+      client.end().catch(() => {});
+    }
+  }
 
   async function run<R extends Row>(name: string, params: readonly unknown[], tries: number): Promise<R[]> {
     const text = statements[name];
@@ -100,6 +126,31 @@ export function createDb({ url, directUrl, poolMax, statements, log }: DbDeps): 
       throw classify(name, error);
     }
   }
+}
+
+/** The server's process, as it was told at the start. */
+const pidOf = (client: pg.ClientBase): number => (client as unknown as { processID: number }).processID;
+
+/** Has the guard follow the connections of the pool. */
+function guardPool(pool: pg.Pool, guard: HalfOpenGuard): void {
+  const known = new WeakMap<pg.PoolClient, Connection>();
+  const connectionOf = (client: pg.PoolClient): Connection => {
+    const { stream } = (client as unknown as { connection: { stream: Socket } }).connection;
+    return {
+      pid: pidOf(client),
+      moved: () => stream.bytesRead + stream.bytesWritten - stream.writableLength,
+      breakOff: () => stream.destroy(),
+    };
+  };
+  const about = (tell: (connection: Connection) => void) => (client: pg.PoolClient) => tell(known.get(client)!);
+  pool.on('connect', (client) => {
+    known.set(client, connectionOf(client));
+    guard.opened(known.get(client)!);
+  });
+  pool.on('acquire', about(guard.used));
+  pool.on('release', (_, client) => guard.freed(known.get(client)!));
+  pool.on('remove', about(guard.closed));
+  guard.start();
 }
 
 /** Whether PostgreSQL itself said that the statement failed: then nothing of it was committed. */
@@ -123,7 +174,7 @@ function classify(name: string, error: unknown): unknown {
   if (code === LOCK_NOT_AVAILABLE)
     return new AppError('task_locked', 'Another transaction holds the task', { retryAfterS: 1, cause: error });
   const socket = /^E[A-Z_]+$/.test(code) || /timeout|terminat|not queryable|Connection/i.test(message);
-  if (UNAVAILABLE.has(code) || RETRYABLE.has(code) || code.startsWith('08') || (socket && !/^\d/.test(code)))
+  if (UNAVAILABLE.test(code) || RETRYABLE.has(code) || (socket && !/^\d/.test(code)))
     return new AppError('store_unavailable', 'The database cannot be reached right now', {
       retryAfterS: 1,
       cause: new Error(`${name}: ${message}`, { cause: error }),

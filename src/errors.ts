@@ -6,6 +6,7 @@
 
 /** code -> [HTTP status, title]. Codes are stable: clients match on them. docs/errors.md lists each. */
 export const ERROR_CODES = {
+  malformed_request: [400, 'The request is not valid HTTP'],
   malformed_json: [400, 'The body is not valid JSON'],
   invalid_field: [400, 'A field has a value that is not allowed'],
   missing_field: [400, 'A required field is missing'],
@@ -17,6 +18,7 @@ export const ERROR_CODES = {
   unknown_task: [404, 'There is no such task'],
   unknown_attempt: [404, 'There is no such attempt'],
   method_not_allowed: [405, 'The route does not know this method'],
+  request_timeout: [408, 'The request did not arrive in time'],
   stale_version: [409, 'A higher version of the task was accepted'],
   stale_attempt: [409, 'The attempt is closed'],
   state_forbids: [409, 'The task is in a state that does not allow this'],
@@ -24,6 +26,7 @@ export const ERROR_CODES = {
   result_too_large: [413, 'The result is too large'],
   body_too_large: [413, 'The body is too large'],
   unsupported_media_type: [415, 'The body must be application/json'],
+  headers_too_large: [431, 'The headers are too large'],
   internal: [500, 'Something went wrong inside docsched'],
   overloaded: [503, 'Too much is waiting; try again shortly'],
   task_locked: [503, 'The task is locked by another transaction; try again'],

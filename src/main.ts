@@ -5,20 +5,22 @@
  */
 import { randomUUID } from 'node:crypto';
 import { createRequire } from 'node:module';
-import { type Config, ConfigError, loadConfig, type Role, usage } from './config.ts';
+import { type Config, ConfigError, loadConfig, usage } from './config.ts';
 import { createDb } from './db.ts';
+import { createDbShare } from './db-share.ts';
 import { startEmbeddedPostgres } from './embedded.ts';
 import { createEventRoutes } from './events.ts';
-import { createHealth } from './health.ts';
+import { type Check, createHealth, heldBecause, NO_PARSER } from './health.ts';
 import { createServer } from './http.ts';
 import { createInserter } from './inserter/inserter.ts';
 import { createInserterRoutes } from './inserter/route.ts';
-import { type Part, runParts } from './lifecycle.ts';
+import { createJournal } from './journal.ts';
+import { logCrashes, type Part, runParts } from './lifecycle.ts';
 import { createLimiter } from './limiter/limiter.ts';
 import { createPostgresBackend } from './limiter/postgres.ts';
 import { checkRedis, createRedisBackend, UnfitRedisError } from './limiter/redis.ts';
 import { createLog, type Log } from './log.ts';
-import { createMetrics } from './metrics.ts';
+import { createMetrics, type TriggerSource } from './metrics.ts';
 import { createParserClient } from './pusher/parser-client.ts';
 import { createPushers } from './pusher/pushers.ts';
 import { createQueueRoutes } from './queue-routes.ts';
@@ -29,14 +31,14 @@ import { createRedis } from './redis.ts';
 import { createRedrive } from './redrive.ts';
 import { createSampler } from './sample.ts';
 import { loadScripts, loadStatements, migrate, NewerSchemaError } from './schema.ts';
-import { keyOf } from './task.ts';
+import { keyOf, type TaskKey } from './task.ts';
 import { createTaskRoutes } from './tasks.ts';
 import { stopTelemetry } from './telemetry.ts';
 import { createAnnouncer } from './trigger/announcer.ts';
 import { createTrigger } from './trigger/trigger.ts';
 import { createWaiter } from './waiter.ts';
 import { createClean } from './watcher/clean.ts';
-import { createExpirePending } from './watcher/expire-pending.ts';
+import { createExpirePending, type ExpiredRow } from './watcher/expire-pending.ts';
 import { createExpireProcessing } from './watcher/expire-processing.ts';
 import { createFoldCounts } from './watcher/fold-counts.ts';
 import { createPostgresLease, createRedisLease } from './watcher/lease.ts';
@@ -45,10 +47,9 @@ import { createReconcile } from './watcher/reconcile.ts';
 import { createRetain } from './watcher/retain.ts';
 import { createWatcher } from './watcher/watcher.ts';
 
-/** The queue that the environment describes. */
-const QUEUE = 'default';
 const { version: VERSION } = createRequire(import.meta.url)('../package.json') as { version: string };
-const NO_PARSER = 'PARSER_URL is not set: tasks are accepted and held';
+/** What a wake-up tells the pushers, where it is more than that something happened. */
+const TELLS: Partial<Record<TriggerSource, 'expectWork' | 'slotFreed'>> = { insert: 'expectWork', settle: 'slotFreed' };
 /** The watcher promotes what falls due; this instance what it returned itself, and once a minute in any case. */
 const PROMOTE_ANYWAY_MS = 60_000;
 
@@ -61,6 +62,7 @@ async function openStores(config: Config, log: Log) {
   const directUrl = config.DATABASE_DIRECT_URL;
   await migrate(directUrl ?? databaseUrl);
   const db = createDb({ url: databaseUrl, directUrl, poolMax: config.PG_POOL_MAX, statements: loadStatements(), log });
+  const api = createDbShare({ db, poolMax: config.PG_POOL_MAX });
   const redis = config.REDIS_URL ? createRedis({ url: config.REDIS_URL, scripts: loadScripts(), log }) : undefined;
   if (redis) await checkRedis(redis);
   const close = async () => {
@@ -68,14 +70,15 @@ async function openStores(config: Config, log: Log) {
     await db.close();
     await embedded?.stop();
   };
-  return { db, redis, close };
+  return { db, api, redis, close };
 }
 
 /** Everything, wired. Nothing runs yet. */
-function assemble(config: Config, log: Log, { db, redis }: Stores) {
+function assemble(config: Config, log: Log, { db, api, redis }: Stores) {
   const does = (role: Config['ROLES'][number]) => config.ROLES.includes(role);
   const instanceId = randomUUID();
   const metrics = createMetrics({ version: VERSION });
+  const journal = createJournal(log);
   const queues = createQueues({ db, config, onChanged, log });
 
   // The limiter, and what wakes whom.
@@ -89,18 +92,24 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     wantTtlMs: 2 * config.TRIGGER_INTERVAL_MS,
     onOpen: () => pushers.wake(),
   });
-  const announcer = createAnnouncer({ db, instanceId, onHeard: (queue) => pushers.wake(queue), log });
+  const onHeard = (queue?: string, walk?: boolean) => {
+    metrics.triggered('notify');
+    pushers.wake(queue, walk);
+  };
+  const announcer = createAnnouncer({ db, instanceId, onHeard, log });
   /** There is work in these queues, or in any. */
-  const wake = (names?: Iterable<string>) => {
+  const wake = (source: TriggerSource) => (names?: Iterable<string>) => {
+    metrics.triggered(source);
     if (names === undefined) pushers.wake();
-    else for (const name of names) pushers.wake(name);
-    announcer.announce(names ?? queues.all().map(({ queue }) => queue));
+    else for (const name of names) pushers[TELLS[source] ?? 'wake'](name);
+    announcer.announce(names ?? queues.all().map(({ queue }) => queue), TELLS[source] === undefined);
   };
-  const promote = createPromote({ db, onPromoted: wake, onStopped: (keys) => waiter.finished(keys) });
-  const promoteNow = async () => {
-    await promote.runOnce();
-    return false;
-  };
+  const promote = createPromote({
+    db,
+    onPromoted: wake('promote'),
+    onStopped: (keys) => waiter.finished(journal.superseded(keys)),
+  });
+  const promoteNow = () => promote.runOnce().then(() => false);
   const promoteTrigger = createTrigger({
     name: 'promoter',
     intervalMs: PROMOTE_ANYWAY_MS,
@@ -111,7 +120,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   const waiter = createWaiter({ db, log });
 
   // In: inserter.
-  const inserter = createInserter({ db, onStored: wake, count: metrics.inserted });
+  const inserter = createInserter({ db: api, onStored: wake('insert'), count: metrics.inserted });
 
   // Back: receiver.
   const settler = createSettler({ db, limiter, onClosed });
@@ -124,10 +133,15 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     limiter,
     client,
     settler,
-    createTrigger: (one) => createTrigger({ ...one, onRound: (outcome) => metrics.looped('pusher', outcome) }),
+    createTrigger: (one) =>
+      createTrigger({
+        ...one,
+        onInterval: () => metrics.triggered('interval'),
+        onRound: (outcome) => metrics.looped('pusher', outcome),
+      }),
     intervalMs: config.TRIGGER_INTERVAL_MS,
     limits: queues.limits,
-    onUnused: wake,
+    onUnused: wake('freed'),
     callbackUrl: (attemptId) => `${publicUrl}/v1/callbacks/${attemptId}`,
     observePush: metrics.pushed,
     observeDispatch: metrics.dispatched,
@@ -135,14 +149,15 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   });
 
   // Around it: watcher and gauges.
-  const onFinished = waiter.finished;
+  const onFinished = (keys: TaskKey[], rows: ExpiredRow[]) =>
+    waiter.finished(journal.expired(keys, metrics.expired(rows)));
   const every = config.WATCH_CRON;
   const watcher = createWatcher({
     jobs: [
       {
         name: 'expire_pending',
         schedule: every,
-        runOnce: createExpirePending({ db, queues, onFinished, onFreed: wake }).runOnce,
+        runOnce: createExpirePending({ db, queues, onFinished, onFreed: wake('freed') }).runOnce,
       },
       { name: 'expire_processing', schedule: every, runOnce: createExpireProcessing({ db, settler }).runOnce },
       { name: 'retain', schedule: every, runOnce: createRetain({ db, queues }).runOnce },
@@ -150,7 +165,7 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
       {
         name: 'reconcile',
         schedule: config.RECONCILE_CRON,
-        runOnce: createReconcile({ limiter, queues, observe: metrics.reconciled, onFreed: wake, log }).runOnce,
+        runOnce: createReconcile({ limiter, queues, observe: metrics.reconciled, onFreed: wake('freed'), log }).runOnce,
       },
       { name: 'fold_counts', schedule: every, runOnce: createFoldCounts({ db }).runOnce },
       { name: 'clean', schedule: config.CLEANUP_CRON, runOnce: createClean({ db, queues }).runOnce },
@@ -165,18 +180,16 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   const sampler = createSampler({ db, limiter, queues, metrics, log });
 
   // The front: HTTP.
+  const checks: Check[] = [
+    { name: 'listener', lastOkAgeMs: announcer.lastOkAgeMs, limitMs: 10_000, detail: announcer.trouble },
+    { name: 'queues', lastOkAgeMs: queues.lastOkAgeMs, limitMs: 10_000, detail: queues.trouble },
+    { name: 'waiter', lastOkAgeMs: waiter.lastOkAgeMs, limitMs: 10_000, detail: waiter.trouble },
+    { name: 'sampler', lastOkAgeMs: sampler.lastOkAgeMs, limitMs: 30_000, detail: sampler.trouble },
+    { name: 'promoter', lastOkAgeMs: promoteTrigger.lastOkAgeMs, limitMs: PROMOTE_ANYWAY_MS + 5_000 },
+  ];
   const pusherLimitMs = config.TRIGGER_INTERVAL_MS + 5_000;
-  const checks = [
-    {
-      name: 'listener',
-      lastOkAgeMs: announcer.lastOkAgeMs,
-      limitMs: 10_000,
-      required: false,
-      detail: announcer.trouble,
-    },
-    { name: 'pusher', lastOkAgeMs: pushers.lastOkAgeMs, limitMs: pusherLimitMs, required: false },
-    { name: 'watcher', lastOkAgeMs: watcher.lastOkAgeMs, limitMs: 15_000, required: false },
-  ].filter(({ name }) => name === 'listener' || does(name as Role));
+  if (does('pusher')) checks.push({ name: 'pusher', lastOkAgeMs: pushers.lastOkAgeMs, limitMs: pusherLimitMs });
+  if (does('watcher')) checks.push(...watcher.checks);
   const notes = () => [...queues.all().flatMap(heldBecause), ...pushers.trouble()];
   const health = createHealth({
     db,
@@ -190,12 +203,12 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
   });
   const { BATCH_MAX_BYTES: batchMaxBytes } = config;
   const apiRoutes = [
-    createInserterRoutes({ inserter, queues, batchMaxBytes }),
-    createReceiverRoutes({ db, queues, settler, batchMaxBytes, count: metrics.calledBack }),
-    createQueueRoutes({ db, queues, redrive: createRedrive({ db, onRedriven: promoteTrigger.wake, log }) }),
-    createTaskRoutes({ db, queues, waiter, onRetried: promoteTrigger.wake, onFreed: wake }),
+    createInserterRoutes({ inserter, queues, batchMaxBytes, journal }),
+    createReceiverRoutes({ db, queues, settler, batchMaxBytes, count: metrics.calledBack, journal }),
+    createQueueRoutes({ db: api, queues, redrive: createRedrive({ db: api, onRedriven: promoteTrigger.wake, log }) }),
+    createTaskRoutes({ db: api, queues, waiter, onRetried: promoteTrigger.wake, onFreed: wake('freed'), journal }),
   ];
-  const events = createEventRoutes({ db, queues, waiter });
+  const events = createEventRoutes({ db: api, queues, waiter });
   const routers = [health.router, ...(does('api') ? [...apiRoutes, events.router] : [])];
   const http = createServer({ routers, log });
   const serve = async () => {
@@ -208,18 +221,13 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
 
   /** After the commit and the release: tell those who wait, look for the next work. */
   function onClosed(closed: ClosedAttempt[]): void {
+    journal.settled(closed);
     pushers.closed(closed);
-    for (const attempt of closed) {
-      const { queue, verdict, status, retry_count: retries, traceparent, claimed_at, closed_at, create_at } = attempt;
-      const secondsSince = (ms: string) => (Number(closed_at) - Number(ms)) / 1000;
-      const ageSeconds = create_at === null ? null : secondsSince(create_at);
-      const processingSeconds = secondsSince(claimed_at);
-      metrics.attemptEnded({ queue, verdict, status, retries, processingSeconds, ageSeconds, traceparent });
-    }
+    for (const attempt of closed) metrics.attemptEnded(attempt);
     waiter.finished(closed.filter(isFinished).map(keyOf));
     if (closed.some(isReturned)) promoteTrigger.wake();
     // Under a global limit a freed slot may be any queue's.
-    wake(config.GLOBAL_LIMIT > 0 ? undefined : new Set(closed.map(({ queue }) => queue)));
+    wake('settle')(config.GLOBAL_LIMIT > 0 ? undefined : new Set(closed.map(({ queue }) => queue)));
   }
 
   function onChanged(all: Queue[]): void {
@@ -241,9 +249,11 @@ function assemble(config: Config, log: Log, { db, redis }: Stores) {
     { start: waiter.start, stop: waiter.stop },
     ...(does('watcher') ? [watcher] : []),
     { stop: pushers.idle },
-    ...(does('pusher') ? [{ start: pushers.start, stop: pushers.stop }] : []),
     { start: events.start, stop: events.stop },
     { stop: http.refuse },
+    { stop: () => health.drained(config.SHUTDOWN_TIMEOUT_MS) },
+    ...(does('pusher') ? [{ start: pushers.start, stop: pushers.stop }] : []),
+    { stop: health.drain },
   ];
   return parts;
 }
@@ -252,9 +262,7 @@ async function main(): Promise<void> {
   readArguments(process.argv.slice(2));
   const config = loadConfig(process.env);
   const log = createLog(config.LOG_LEVEL);
-  process.on('unhandledRejection', (error) =>
-    log.error({ event: 'unhandled_rejection', error: String(error), stack: (error as Error)?.stack }),
-  );
+  logCrashes(log);
   await runParts(
     async (running) => {
       const stores = await openStores(config, log);
@@ -263,14 +271,6 @@ async function main(): Promise<void> {
     },
     { shutdownTimeoutMs: config.SHUTDOWN_TIMEOUT_MS, log },
   );
-}
-
-/** Why nothing of the queue is pushed; empty when it is. */
-function heldBecause({ queue, paused, targets, concurrency_limit }: Queue): string[] {
-  if (paused) return [`queue '${queue}' is paused: tasks are accepted and held`];
-  if (concurrency_limit === 0) return [`queue '${queue}' has limit 0: tasks are accepted and held`];
-  if (targets.length > 0) return [];
-  return [queue === QUEUE ? NO_PARSER : `queue '${queue}' has no target: tasks are accepted and held`];
 }
 
 /** There are none but --help. */

@@ -184,7 +184,13 @@ const ROUTES: Record<string, Record<string, Route>> = {
   },
   '/livez': { get: { summary: 'The process runs', answers: { 200: answer('Alive.', { type: 'object' }) } } },
   '/readyz': {
-    get: { summary: 'Submits and callbacks work', answers: { 200: answer('Ready or degraded.', { type: 'object' }) } },
+    get: {
+      summary: 'Submits and callbacks work',
+      answers: {
+        200: answer('Ready or degraded.', { type: 'object' }),
+        503: answer('Unready or draining, with the same members.', { type: 'object' }),
+      },
+    },
   },
   '/metrics': { get: { summary: 'Prometheus metrics', answers: { 200: { description: 'Text format.' } } } },
   '/openapi.json': { get: { summary: 'This document', answers: { 200: answer('OpenAPI 3.1.', { type: 'object' }) } } },

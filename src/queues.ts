@@ -53,6 +53,9 @@ export type Queues = {
   load(): Promise<void>;
   start(): Promise<void>;
   stop(): Promise<void>;
+  /** Of the reading. */
+  lastOkAgeMs(): number | null;
+  trouble(): string | null;
 };
 
 export type QueuesDeps = {
@@ -84,6 +87,8 @@ export function createQueues({ db, config, onChanged, log }: QueuesDeps): Queues
       loop.start();
     },
     stop: loop.stop,
+    lastOkAgeMs: loop.lastOkAgeMs,
+    trouble: loop.trouble,
   };
 
   /** One after another: a slow read that began before a change never undoes a later one that saw it. */

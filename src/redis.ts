@@ -21,11 +21,14 @@ export type RedisDeps = { url: string; scripts: Record<string, string>; log: Log
 
 /** A script over a few hundred slots takes about a millisecond; half-open connections must not hold a round for long. */
 const COMMAND_TIMEOUT_MS = 2_000;
+/** A connection over which no answer comes for this long is half-open, or Redis is stuck: it is made anew. */
+const SOCKET_TIMEOUT_MS = 3_000;
 
 export function createRedis({ url, scripts, log }: RedisDeps): Redis {
   const client = new Client(url, {
     connectTimeout: 2_000,
     commandTimeout: COMMAND_TIMEOUT_MS,
+    socketTimeout: SOCKET_TIMEOUT_MS,
     maxRetriesPerRequest: 0,
     enableOfflineQueue: false,
     keepAlive: 5_000,

@@ -2,8 +2,9 @@
  * Loads schema/queries/*.sql and schema/scripts/*.lua by name, and brings a database to this version's schema.
  * Migrations (schema/migrations, run by node-pg-migrate under its advisory lock) are forward-only, each in a
  * transaction; they hold tables and indexes. After them the functions (schema/functions) are replaced when their text
- * changed. A database migrated by a newer docsched is used as it is, functions too, unless one of the migrations unknown
- * here has `breaking` in its name: then this version refuses to start.
+ * changed, unless those in force are of a higher revision: an old instance that restarts beside new ones leaves theirs.
+ * A database migrated by a newer docsched is used as it is, functions too, unless one of the migrations unknown here has
+ * `breaking` in its name: then this version refuses to start.
  */
 import { createHash } from 'node:crypto';
 import { readdirSync, readFileSync } from 'node:fs';
@@ -68,21 +69,32 @@ async function findNewerMigrations(client: pg.Client): Promise<string[]> {
   return applied.rows.map((row) => row.name).filter((name) => !known.has(name));
 }
 
+/** What schema/functions holds: its revision (the file REVISION, which a test keeps up to date) and the hash of its texts. */
+export function functionsAtHand(): { texts: string[]; revision: number; hash: string } {
+  const texts = Object.values(loadFolder('functions', '.sql'));
+  const revision = Number.parseInt(readFileSync(`${DIRECTORY}/functions/REVISION`, 'utf8'), 10);
+  return { texts, revision, hash: createHash('sha256').update(texts.join('\n')).digest('hex') };
+}
+
 /** All in one transaction, so that no caller ever sees functions of two versions. */
 async function replaceFunctions(client: pg.Client): Promise<void> {
-  const functions = Object.values(loadFolder('functions', '.sql'));
-  const hash = createHash('sha256').update(functions.join('\n')).digest('hex');
+  const { texts, revision, hash } = functionsAtHand();
+  const atHand = `${revision} ${hash}`;
   await client.query('BEGIN');
   await client.query('SELECT pg_advisory_xact_lock($1)', [FUNCTIONS_LOCK]);
-  const inForce = await client.query<{ hash: string }>('SELECT hash FROM docsched_functions');
-  if (inForce.rows[0]?.hash !== hash) {
+  const { rows } = await client.query<{ hash: string }>('SELECT hash FROM docsched_functions');
+  const inForce = rows[0]?.hash ?? '';
+  if (inForce !== atHand && revisionOf(inForce) <= revision) {
     // They call each other: checked when they run, whatever order they are created in.
     await client.query('SET LOCAL check_function_bodies = off');
-    for (const text of functions) await client.query(text);
+    for (const text of texts) await client.query(text);
     await client.query(
       'INSERT INTO docsched_functions (hash) VALUES ($1) ON CONFLICT (only_row) DO UPDATE SET hash = excluded.hash',
-      [hash],
+      [atHand],
     );
   }
   await client.query('COMMIT');
 }
+
+/** 0 when it names none. */
+const revisionOf = (inForce: string): number => Number(/^(\d+) /.exec(inForce)?.[1] ?? 0);

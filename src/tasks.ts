@@ -6,6 +6,7 @@ import { type Request, type Response, Router } from 'express';
 import type { Db } from './db.ts';
 import { AppError } from './errors.ts';
 import { sendJson } from './http.ts';
+import type { Journal } from './journal.ts';
 import type { Queues } from './queues.ts';
 import {
   FAILED,
@@ -19,6 +20,7 @@ import {
   type TaskRow,
 } from './task.ts';
 import { listTasks } from './task-list.ts';
+import { ATTRIBUTE, traceEnd } from './trace.ts';
 import type { Waiter } from './waiter.ts';
 import { checkParameters, listQuery, taskPath, taskQuery, versionQuery } from './wire.ts';
 
@@ -30,10 +32,12 @@ export type TaskRouteDeps = {
   onRetried: () => void;
   /** A lower version became claimable. */
   onFreed: () => void;
+  journal: Pick<Journal, 'cancelled' | 'retried'>;
 };
 
 type FullRow = TaskRow & { task_id: string; task_version: string; result: string | null; payload: string | null };
 type ListRow = TaskRow & KeyRow;
+type Traced = { traceparent: string | null };
 type AttemptRow = {
   number: number | null;
   target: string;
@@ -49,7 +53,7 @@ type AttemptRow = {
 
 const VERSION = '/v1/tasks/:task_id/versions/:task_version';
 
-export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed }: TaskRouteDeps): Router {
+export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed, journal }: TaskRouteDeps): Router {
   const router = Router();
 
   router.get('/v1/tasks', async (req, res) => {
@@ -93,8 +97,12 @@ export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed }: Tas
 
   router.post(`${VERSION}/cancel`, async (req, res) => {
     const key = readKey(req, checkParameters(taskQuery, req.query).queue);
-    const [cancelled] = await db.query<{ has_blocked: boolean }>('cancel_task', keyParams(key));
-    if (cancelled) waiter.finished([key]);
+    const [cancelled] = await db.query<Traced & { has_blocked: boolean }>('cancel_task', keyParams(key));
+    if (cancelled) {
+      traceEnd(key, cancelled.traceparent, { [ATTRIBUTE.verdict]: 'cancelled', [ATTRIBUTE.taskStatus]: 'Stopped' });
+      journal.cancelled(key, cancelled.traceparent);
+      waiter.finished([key]);
+    }
     if (cancelled?.has_blocked) {
       await db.query('order_versions', [[key.queue], [key.taskId], [key.taskVersion]]);
       onFreed();
@@ -110,7 +118,7 @@ export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed }: Tas
 
   router.post(`${VERSION}/retry`, async (req, res) => {
     const key = readKey(req, checkParameters(taskQuery, req.query).queue);
-    const [retried] = await db.query('retry_task', keyParams(key));
+    const [retried] = await db.query<Traced>('retry_task', keyParams(key));
     const row = await getTask(key, false);
     if (!retried) {
       const [floor] = await db.query<{ task_version: string }>('get_floor', [key.queue, key.taskId]);
@@ -121,6 +129,7 @@ export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed }: Tas
         `The task is ${STATUS[row.status]}; only ${STATUS[FAILED]} and ${STATUS[STOPPED]} tasks can be retried`,
       );
     }
+    journal.retried(key, retried.traceparent);
     onRetried();
     sendJson(res, 202, JSON.stringify({ task: showTask(key, row) }));
   });

@@ -8,7 +8,7 @@
  */
 import type { Db } from './db.ts';
 import type { Log } from './log.ts';
-import { createLoop } from './loop.ts';
+import { createLoop, type Loop } from './loop.ts';
 import { keyText, SUCCESS, type TaskKey, type TaskRow } from './task.ts';
 
 export type Waiter = {
@@ -37,14 +37,16 @@ const MAX_KEYS = 5_000;
 /** No task has it. */
 const NO_REVISION = '-1';
 
-export function createWaiter({ db, log }: { db: Db; log: Log }): Waiter {
+/** With the age of the last look. */
+export function createWaiter({ db, log }: { db: Db; log: Log }): Waiter & Pick<Loop, 'lastOkAgeMs' | 'trouble'> {
   const watched = new Map<string, Watched>();
   /** Followed, and finished here: looked at before their turn. */
   const soon = new Set<Watched>();
   let turn: Promise<unknown> = Promise.resolve();
   const lookAtAll = () => inTurn(() => look([...watched.values()]));
   const loop = createLoop({ name: 'waiter', intervalMs: LOOK_EVERY_MS, log, runOnce: lookAtAll });
-  return { wait, follow, finished, start: loop.start, stop };
+  const { start, lastOkAgeMs, trouble } = loop;
+  return { wait, follow, finished, start, stop, lastOkAgeMs, trouble };
 
   function wait(key: TaskKey, timeoutMs: number, signal: AbortSignal): Promise<void> {
     if (signal.aborted) return Promise.resolve();

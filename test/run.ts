@@ -12,7 +12,7 @@ import { startEmbeddedPostgres } from '../src/embedded.ts';
 import { createLog } from '../src/log.ts';
 import { findRedis } from './support/redis.ts';
 
-const TEST_FILES = 'test/{unit,db,e2e,house}/**/*.test.ts';
+const TEST_FILES = 'test/{unit,db,model,e2e,chaos,house}/**/*.test.ts';
 /** Test files start services and parsers of their own: two at a time keep two cores busy without starving any. */
 const CONCURRENCY = 2;
 /** A hung test fails after this instead of holding the run for ever. */

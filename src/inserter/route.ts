@@ -2,11 +2,13 @@
  * POST /v1/tasks and /v1/tasks/batch (SPEC section 8).
  */
 import { Router } from 'express';
+import { createAdmission } from '../admission.ts';
 import { AppError, toAppError, toProblem } from '../errors.ts';
 import { bodyOf, ENVELOPE_BYTES, readBytes, readUpTo, sendJson } from '../http.ts';
+import type { Journal } from '../journal.ts';
 import { elementStarts, memberText, parseBody } from '../json.ts';
 import type { Queues } from '../queues.ts';
-import { readTraceparent, startSpan } from '../trace.ts';
+import { ATTRIBUTE, readTraceparent, startSpan, type TaskSpan } from '../trace.ts';
 import { batchRequest, check, submitRequest } from '../wire.ts';
 import type { Accepted, Inserter, Submit, SubmitOutcome } from './inserter.ts';
 
@@ -15,26 +17,32 @@ export type InserterRouteDeps = {
   queues: Queues;
   /** Largest body of a batch, bytes. */
   batchMaxBytes: number;
+  journal: Pick<Journal, 'submitted'>;
 };
+
+/** Of all submits on their way. A group commit takes a few hundred: more wait for seconds, and are better off elsewhere. */
+const MOST_HELD = { maxBytes: 64 * 1024 * 1024, maxRequests: 2_000 };
 
 /** A submit that has no trace yet. */
 type Checked = Omit<Submit, 'traceparent'>;
 
-export function createInserterRoutes({ inserter, queues, batchMaxBytes }: InserterRouteDeps): Router {
+export function createInserterRoutes({ inserter, queues, batchMaxBytes, journal }: InserterRouteDeps): Router {
   const router = Router();
+  const admission = createAdmission(MOST_HELD);
   // The queue is known only once the body is read.
   const maxBytes = () => Math.max(...queues.all().map((queue) => queue.payload_max_bytes)) + ENVELOPE_BYTES;
 
-  router.post('/v1/tasks', readUpTo(maxBytes, 'payload_too_large'), async (req, res) => {
+  router.post('/v1/tasks', readUpTo(maxBytes, 'payload_too_large', admission), async (req, res) => {
     const { value, text } = parseBody(bodyOf(req));
     const submit = readSubmit(value, text, 0, '');
-    const outcome = await traced([submit], req.get('traceparent'), ([only]) => inserter.submit(only!));
-    if (!isAccepted(outcome)) throw refusalOf(submit, outcome, '');
+    const submitOnly = async ([only]: Submit[]) => [await inserter.submit(only!)];
+    const [outcome] = await traced([submit], req.get('traceparent'), submitOnly, wordsOf);
+    if (!isAccepted(outcome!)) throw refusalOf(submit, outcome!, '');
     res.set('location', `/v1/tasks/${submit.taskId}/versions/${submit.taskVersion}?queue=${submit.queue}`);
     sendJson(res, outcome.outcome === 'existing' ? 200 : 202, JSON.stringify(outcome));
   });
 
-  router.post('/v1/tasks/batch', readBytes(batchMaxBytes, 'body_too_large'), async (req, res) => {
+  router.post('/v1/tasks/batch', readBytes(batchMaxBytes, 'body_too_large', admission), async (req, res) => {
     const { value, text } = parseBody(bodyOf(req));
     const { tasks, atomic } = check(batchRequest, value);
     const starts = elementStarts(text, 'tasks');
@@ -48,7 +56,7 @@ export function createInserterRoutes({ inserter, queues, batchMaxBytes }: Insert
   /** One result an entry; a bad one sinks no other. */
   async function storeEach(entries: (Checked | AppError)[], header: string | undefined): Promise<unknown[]> {
     const submits = entries.filter((entry): entry is Checked => !(entry instanceof AppError));
-    const outcomes = submits.length === 0 ? [] : await traced(submits, header, inserter.submitBatch);
+    const outcomes = submits.length === 0 ? [] : await traced(submits, header, inserter.submitBatch, wordsOf);
     let next = 0;
     return entries.map((entry, index) => {
       if (entry instanceof AppError) return { error: toProblem(entry) };
@@ -64,7 +72,11 @@ export function createInserterRoutes({ inserter, queues, batchMaxBytes }: Insert
       if (entry instanceof AppError) throw entry;
       return entry;
     });
-    const stored = await traced(submits, header, inserter.submitAtomic);
+    const stored = await traced(submits, header, inserter.submitAtomic, (stored) =>
+      'accepted' in stored
+        ? wordsOf(stored.accepted)
+        : submits.map((_, index) => (index === stored.index ? stored.refused.outcome : 'not_stored')),
+    );
     if ('accepted' in stored) return stored.accepted;
     const { refused, index } = stored;
     throw refusalOf(submits[index]!, refused, pointerTo(index));
@@ -100,36 +112,50 @@ export function createInserterRoutes({ inserter, queues, batchMaxBytes }: Insert
       maxRetries: request.max_retries ?? null,
     };
   }
-}
 
-/** Each task keeps its insert span as its parent, so that pushes hang under it. */
-async function traced<T>(
-  entries: Checked[],
-  header: string | undefined,
-  run: (submits: Submit[]) => Promise<T>,
-): Promise<T> {
-  const parent = readTraceparent(header);
-  const spans = entries.map((entry) => startSpan(`insert ${entry.queue}`, 'PRODUCER', parent, attributesOf(entry)));
-  const end = (error?: string) => {
-    for (const span of spans) span.end(error);
-  };
-  try {
-    const result = await run(entries.map((entry, index) => ({ ...entry, traceparent: spans[index]!.traceparent })));
-    end();
-    return result;
-  } catch (error) {
-    end((error as Error).message);
-    throw error;
+  /**
+   * Runs it with an insert span for each task, which is what the task keeps: its pushes hang under it. `wordsOf`: what
+   * became of each.
+   */
+  async function traced<T>(
+    entries: Checked[],
+    header: string | undefined,
+    run: (submits: Submit[]) => Promise<T>,
+    wordsOf: (result: T) => string[],
+  ): Promise<T> {
+    const sinceMs = performance.now();
+    const parent = readTraceparent(header);
+    const spans = entries.map((entry) =>
+      startSpan('insert', entry, parent, { attributes: { [ATTRIBUTE.priority]: entry.priority } }),
+    );
+    try {
+      const result = await run(entries.map((entry, index) => ({ ...entry, traceparent: spans[index]!.traceparent })));
+      for (const [index, word] of wordsOf(result).entries()) {
+        endSpan(spans[index]!, word);
+        journal.submitted(entries[index]!, word, spans[index]!.traceparent, sinceMs);
+      }
+      return result;
+    } catch (error) {
+      const { code, message } = toAppError(error);
+      for (const span of spans) span.end({}, { type: code, message });
+      throw error;
+    }
   }
 }
 
-const attributesOf = (entry: Checked) => ({
-  'messaging.system': 'docsched',
-  'messaging.destination.name': entry.queue,
-  'messaging.operation.type': 'send',
-  'docsched.task.id': entry.taskId,
-  'docsched.task.version': entry.taskVersion,
-});
+const wordsOf = (outcomes: readonly SubmitOutcome[]): string[] => outcomes.map(({ outcome }) => outcome);
+
+/** A submit that is refused for good reason is no error; one that docsched could not decide is. */
+function endSpan(span: TaskSpan, outcome: string): void {
+  const message = UNDECIDED[outcome];
+  const error = message === undefined ? undefined : { type: outcome, message };
+  span.end({ [ATTRIBUTE.insertOutcome]: outcome }, error);
+}
+
+const UNDECIDED: Record<string, string> = {
+  locked: 'another transaction holds the task',
+  failed: 'the database failed while the submit waited',
+};
 
 const pointerTo = (index: number): string => `/tasks/${index}`;
 

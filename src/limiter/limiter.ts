@@ -151,10 +151,11 @@ export function createLimiter(deps: LimiterDeps): Limiter {
     confirm: (queue, { claimed, retries, unused }, limits) => {
       const isRetry = new Set(retries);
       const fresh = claimed.filter((id) => !isRetry.has(id));
-      return call(
-        (inForce) => backend.confirm(inForce, queue, { fresh, retries, unused }, limits),
-        () => undelivered.add(queue, unused),
-      );
+      return call((inForce) => backend.confirm(inForce, queue, { fresh, retries, unused }, limits)).catch((error) => {
+        // Also when it was closed by then, and nothing was called: the unused ones may still hold their slots.
+        undelivered.add(queue, unused);
+        throw error;
+      });
     },
     release,
     usage: async (queues) => {
@@ -241,7 +242,7 @@ export function createLimiter(deps: LimiterDeps): Limiter {
     if (status === 'open') {
       log.info({ event: 'limiter_open', backend: backend.name });
       onOpen();
-    } else log.warn({ event: `limiter_${status}`, backend: backend.name, reason });
+    } else log.warn({ event: 'limiter_closed', status, backend: backend.name, reason });
   }
 
   function runOnce(): Promise<LimiterState> {

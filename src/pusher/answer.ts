@@ -119,6 +119,9 @@ function parseObject(body: string): Json | null {
   }
 }
 
+/** Of a message what may be logged: a parser's own words may hold anything, its document too. */
+export const withoutWords = (message: string): string => message.replace(/^(the parser answered \d+): .*$/s, '$1');
+
 /** Seconds or an HTTP date -> ms from now, within 0 .. 1 h. */
 export function readRetryAfter(header: string, nowMs: number): number {
   return clampRetryAfter(/^\d+$/.test(header.trim()) ? Number(header) * 1000 : Date.parse(header) - nowMs);

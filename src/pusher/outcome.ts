@@ -8,6 +8,7 @@
 import { type Log, shortId } from '../log.ts';
 import type { Queue } from '../queues.ts';
 import type { Settlement, Settler } from '../receiver/settle.ts';
+import { traceIdOf } from '../trace.ts';
 import { storable } from '../wire.ts';
 import type { Acceptance } from './acceptance.ts';
 import type { PushAnswer } from './answer.ts';
@@ -28,6 +29,7 @@ export type OutcomesDeps = {
   settler: Pick<Settler, 'settle'>;
   targets: Pick<Targets, 'answered' | 'failed' | 'broken' | 'busy'>;
   acceptance: Pick<Acceptance, 'note'>;
+  /** Its lines name the queue. */
   log: Log;
 };
 
@@ -110,7 +112,11 @@ export function createOutcomes({ settler, targets, acceptance, log }: OutcomesDe
         if (performance.now() > endOf(task, claimedAt)) {
           log.error({
             event: 'settle_failed',
+            task_id: task.task_id,
+            task_version: task.task_version,
+            trace_id: task.traceparent ? traceIdOf(task.traceparent) : undefined,
             attempt_id: shortId(task.attempt_id),
+            verdict: what.verdict,
             error: (error as Error).message,
           });
           return;

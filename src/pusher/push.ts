@@ -9,8 +9,8 @@ import type { Db } from '../db.ts';
 import { type Log, shortId } from '../log.ts';
 import type { Queue } from '../queues.ts';
 import { sign } from '../signature.ts';
-import { startSpan } from '../trace.ts';
-import { type PushAnswer, type PushReply, readAnswer, readBatchAnswer } from './answer.ts';
+import { ATTRIBUTE, type SpanError, startSpan, type TaskSpan, traceIdOf } from '../trace.ts';
+import { type PushAnswer, type PushReply, readAnswer, readBatchAnswer, withoutWords } from './answer.ts';
 import type { ClaimedTask } from './claim.ts';
 import type { ParserClient } from './parser-client.ts';
 import { batchBody, endOf, pushBody } from './request.ts';
@@ -34,21 +34,19 @@ const MAX_BATCH_ANSWER_BYTES = 32 * 1024 * 1024;
 const KEY_BYTES = 24;
 /** An attempt id has 22 of these characters at least. */
 const MAY_HOLD_ID = /[\w-]{22}/;
-/** Ordinary: the document will be tried again, or has ended as its parser meant it to. */
-const ORDINARY = new Set<PushAnswer['kind']>(['accepted', 'done', 'busy', 'broken']);
-
-type Span = ReturnType<typeof startSpan>;
+/** The others are failures of the push. */
+const EXPECTED = new Set<PushAnswer['kind']>(['accepted', 'done', 'busy']);
 
 export function createPush({ db, client, callbackUrl, observePush, log }: PushDeps): Push {
   return push;
 
   async function push(queue: Queue, tasks: readonly ClaimedTask[], claimedAt: number): Promise<PushAnswer[]> {
     const began = performance.now();
-    const spans = tasks.map((task) => spanOf(queue, task));
+    const spans = startSpans(queue, tasks);
     const reply = await send(queue, tasks, spans, claimedAt);
     if (tasks.length > 1 && reply.kind === 'response' && readAnswer(reply, Date.now()).kind === 'refused') {
       // Too large, or one document spoils it: none was taken, so each half is asked for by itself.
-      for (const span of spans) span.end(`the parser answered ${reply.status} to the batch`);
+      for (const span of spans) span.end({ ...statusOf(reply), [ATTRIBUTE.pushOutcome]: 'split' });
       const half = Math.ceil(tasks.length / 2);
       const halves = [tasks.slice(0, half), tasks.slice(half)];
       return (await Promise.all(halves.map((part) => push(queue, part, claimedAt)))).flat();
@@ -58,8 +56,8 @@ export function createPush({ db, client, callbackUrl, observePush, log }: PushDe
     for (const [i, answer] of answers.entries()) {
       const span = spans[i]!;
       observePush(queue.queue, answer.kind, ms / 1000, span.traceparent);
-      span.end(answer.kind !== 'busy' && 'message' in answer ? answer.message : undefined);
-      logAnswer(queue, tasks[i]!, span, answer, ms);
+      span.end({ ...statusOf(reply), [ATTRIBUTE.pushOutcome]: answer.kind }, errorOf(answer));
+      logAnswer(queue, tasks[i]!, span, reply, answer, ms);
     }
     return answers;
   }
@@ -68,7 +66,7 @@ export function createPush({ db, client, callbackUrl, observePush, log }: PushDe
   function send(
     queue: Queue,
     tasks: readonly ClaimedTask[],
-    spans: readonly Span[],
+    spans: readonly TaskSpan[],
     claimedAt: number,
   ): Promise<PushReply> {
     try {
@@ -78,7 +76,7 @@ export function createPush({ db, client, callbackUrl, observePush, log }: PushDe
     }
   }
 
-  function requestOf(queue: Queue, tasks: readonly ClaimedTask[], spans: readonly Span[], claimedAt: number) {
+  function requestOf(queue: Queue, tasks: readonly ClaimedTask[], spans: readonly TaskSpan[], claimedAt: number) {
     const task = tasks[0]!;
     const { url, mode, batch, push_timeout_ms } = task.target;
     const traceparents = spans.map((span) => span.traceparent);
@@ -118,31 +116,67 @@ export function createPush({ db, client, callbackUrl, observePush, log }: PushDe
     }
   }
 
-  function logAnswer(queue: Queue, task: ClaimedTask, span: Span, answer: PushAnswer, ms: number): void {
-    const level = ORDINARY.has(answer.kind) ? 'debug' : 'warn';
+  function logAnswer(
+    queue: Queue,
+    task: ClaimedTask,
+    span: TaskSpan,
+    reply: PushReply,
+    answer: PushAnswer,
+    ms: number,
+  ): void {
+    // Of a broken target it is told when it is left alone, not at each push.
+    const level = EXPECTED.has(answer.kind) || answer.kind === 'broken' ? 'debug' : 'warn';
     if (!log.isLevelEnabled(level)) return;
     log[level]({
-      event: `push_${answer.kind}`,
+      event: 'push_answered',
       queue: queue.queue,
       task_id: task.task_id,
       task_version: task.task_version,
       attempt_id: shortId(task.attempt_id),
-      trace_id: span.traceparent.slice(3, 35),
+      attempt: task.attempt,
+      trace_id: traceIdOf(span.traceparent),
+      outcome: answer.kind,
+      http_status: reply.kind === 'response' ? reply.status : undefined,
+      error: 'message' in answer ? withoutWords(answer.message) : undefined,
       duration_ms: Math.round(ms),
-      ...('message' in answer ? { error: answer.message } : {}),
     });
   }
 }
 
-const spanOf = (queue: Queue, task: ClaimedTask): Span =>
-  startSpan(`push ${queue.queue}`, 'PRODUCER', task.traceparent, {
-    'messaging.system': 'docsched',
-    'messaging.destination.name': queue.queue,
-    'messaging.operation.type': 'send',
-    'docsched.task.id': task.task_id,
-    'docsched.task.version': task.task_version,
-    'docsched.attempt.number': task.attempt,
-  });
+/** A span a task, each in its task's trace; those of a batch name the first one, which the request's header carries. */
+function startSpans(queue: Queue, tasks: readonly ClaimedTask[]): TaskSpan[] {
+  const spans: TaskSpan[] = [];
+  const server = serverOf(tasks[0]!.target.url);
+  for (const task of tasks) {
+    const key = { queue: queue.queue, taskId: task.task_id, taskVersion: task.task_version };
+    const attributes = {
+      ...server,
+      [ATTRIBUTE.method]: 'POST',
+      [ATTRIBUTE.priority]: task.priority,
+      [ATTRIBUTE.attempt]: task.attempt,
+      [ATTRIBUTE.waitedMs]: Math.max(0, Number(task.started_at) - Number(task.pending_since)),
+      [ATTRIBUTE.ageMs]: Math.max(0, Number(task.started_at) - Number(task.create_at)),
+      ...(tasks.length > 1 ? { [ATTRIBUTE.batchSize]: tasks.length } : {}),
+    };
+    const links = spans.length > 0 ? [spans[0]!.traceparent] : [];
+    spans.push(startSpan('push', key, task.traceparent, { attributes, links }));
+  }
+  return spans;
+}
+
+function serverOf(target: string) {
+  const url = URL.parse(target);
+  if (!url) return {};
+  const port = Number(url.port || (url.protocol === 'https:' ? 443 : 80));
+  return { [ATTRIBUTE.serverAddress]: url.hostname, [ATTRIBUTE.serverPort]: port };
+}
+
+const statusOf = (reply: PushReply) => (reply.kind === 'response' ? { [ATTRIBUTE.httpStatus]: reply.status } : {});
+
+const errorOf = (answer: PushAnswer): SpanError | undefined =>
+  EXPECTED.has(answer.kind) || !('message' in answer)
+    ? undefined
+    : { type: answer.kind, message: withoutWords(answer.message) };
 
 function answerBytes(resultMaxBytes: number, tasks: number): number {
   const all = tasks * (resultMaxBytes + ANSWER_ENVELOPE_BYTES);

@@ -17,6 +17,7 @@ import type { Db } from '../db.ts';
 import type { Log } from '../log.ts';
 import type { Queue, Target } from '../queues.ts';
 import { storable } from '../wire.ts';
+import { withoutWords } from './answer.ts';
 import { createCircuits, type TargetRecord } from './circuits.ts';
 import type { ClaimedTask } from './claim.ts';
 
@@ -64,6 +65,7 @@ export type TargetsDeps = {
   queue: () => Queue | undefined;
   /** Runs another round of the pusher. */
   wake: () => void;
+  /** Its lines name the queue. */
   log: Log;
 };
 
@@ -164,8 +166,9 @@ export function createTargets({ db, queue, wake, log }: TargetsDeps): Targets {
     if (circuits.isOld(task)) return;
     const record = await write('break_target', task, storable(error, MAX_ERROR_CHARACTERS));
     if (!record) return;
-    const { failures, wait_ms } = record;
-    log.warn({ event: 'target_broken', target: shown(task.target.url), error, failures, next_try_ms: wait_ms });
+    const { failures, wait_ms: next_try_ms } = record;
+    const target = shown(task.target.url);
+    log.warn({ event: 'target_broken', target, error: withoutWords(error), failures, next_try_ms });
   }
 
   /** Once for pushes that end together: undefined for all but the first, and when the record tells as much already. */
@@ -176,7 +179,7 @@ export function createTargets({ db, queue, wake, log }: TargetsDeps): Targets {
     // Should it fail, the next push finds out the same.
     const writes = db
       .query<TargetRecord>(name, [url, task.started_at, what])
-      .catch((error) => log.warn({ event: `${name}_failed`, error: error.message }))
+      .catch((error) => log.warn({ event: 'write_target_failed', statement: name, error: error.message }))
       .finally(() => writing.delete(url));
     writing.set(url, writes);
     const [record] = (await writes) ?? [];

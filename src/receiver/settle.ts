@@ -17,8 +17,8 @@ import type { Db } from '../db.ts';
 import { AppError } from '../errors.ts';
 import { createGroupCommit } from '../group-commit.ts';
 import type { Limiter } from '../limiter/limiter.ts';
-import { PENDING } from '../task.ts';
-import { readTraceparent, startSpan } from '../trace.ts';
+import { keyOf, PENDING, STATUS } from '../task.ts';
+import { ATTRIBUTE, settleParent, startSpan } from '../trace.ts';
 
 export type Verdict =
   | 'success'
@@ -199,20 +199,30 @@ export function createSettler({ db, limiter, onClosed }: SettlerDeps): Settler {
   }
 }
 
-/** The settle span: under the parser's span when it sent one of the same trace, else under what the task carries. */
+/** Of these verdicts no push tells. */
+const SPAN_ERRORS: Record<string, string> = {
+  parser_failed: 'the parser reported a failure',
+  processing_expired: 'the parser accepted the task but did not report before the deadline',
+  in_doubt_expired: 'the push got no clear answer and no callback came before the deadline',
+};
+
+/** The settle span of an attempt that this call closed. */
 function traceSettled(held: HeldAttempt | undefined, startMs: number, header: string | undefined): void {
-  if (!held?.traceparent) return;
-  const sameTrace = header?.slice(0, 35) === held.traceparent.slice(0, 35);
+  if (!held?.traceparent || held.locked) return;
+  const { verdict, applied, number, status, retry_count, create_at, claimed_at, closed_at } = held;
   const attributes = {
-    'messaging.system': 'docsched',
-    'messaging.destination.name': held.queue,
-    'messaging.operation.type': 'process',
-    'docsched.task.id': held.task_id,
-    'docsched.task.version': held.task_version,
-    'docsched.settle.verdict': held.verdict,
+    [ATTRIBUTE.attempt]: number,
+    [ATTRIBUTE.openMs]: Number(closed_at) - Number(claimed_at),
+    [ATTRIBUTE.verdict]: verdict,
+    [ATTRIBUTE.applied]: applied,
+    ...(status === null ? {} : { [ATTRIBUTE.taskStatus]: STATUS[status]! }),
+    ...(retry_count === null ? {} : { [ATTRIBUTE.retryCount]: retry_count }),
+    ...(create_at === null ? {} : { [ATTRIBUTE.ageMs]: Number(closed_at) - Number(create_at) }),
   };
-  const parent = (sameTrace ? readTraceparent(header) : null) ?? held.traceparent;
-  startSpan(`settle ${held.queue}`, 'CONSUMER', parent, attributes, startMs).end();
+  const parent = settleParent(held.traceparent, header);
+  const message = SPAN_ERRORS[verdict];
+  const error = message === undefined ? undefined : { type: verdict, message };
+  startSpan('settle', keyOf(held), parent, { attributes, startMs }).end({}, error);
 }
 
 function outcomeOf(verdict: Verdict, held: HeldAttempt | undefined, explained: Explained | undefined): Settled {

@@ -739,7 +739,8 @@ test('the watcher runs its jobs on schedule, goes on after a failure, and waits 
     observe: (name, outcome, changed) => void observed.push([name, outcome, changed]),
     log: world.log,
   });
-  assert.equal(watcher.lastOkAgeMs(), null);
+  const age = (name: string) => watcher.checks.find((check) => check.name === `watcher_${name}`)!.lastOkAgeMs();
+  assert.equal(age('works'), null);
   watcher.start();
   await eventually(() => calls.filter((name) => name === 'fails').length >= 2);
   await eventually(() => observed.length >= 4);
@@ -750,7 +751,9 @@ test('the watcher runs its jobs on schedule, goes on after a failure, and waits 
       ['works', 'ran', 3],
     ],
   );
-  assert.ok(watcher.lastOkAgeMs()! < 5_000);
+  await eventually(() => age('works')! < age('fails')!);
+  const { limitMs } = watcher.checks[0]!;
+  assert.ok(limitMs >= 15_000 && limitMs <= 17_000, `${limitMs} ms, for a job of every second`);
   assert.equal(slow, 1, 'never two runs of a job at once');
   let stopped = false;
   const stopping = watcher.stop().then(() => {

@@ -195,8 +195,12 @@ describe('a target that takes batches', { concurrency: true }, () => {
       await t.test('does not answer: all are in doubt, and each callback counts', async () => {
         parser.answerWith(hang);
         const pushes = await pushTogether(BATCH);
-        await service.waitForLine(({ event, attempt_id }) => {
-          return event === 'push_in_doubt' && attempt_id === pushes.at(-1)!.body.attempt_id.slice(0, 8);
+        await service.waitForLine(({ event, outcome, attempt_id }) => {
+          return (
+            event === 'push_answered' &&
+            outcome === 'in_doubt' &&
+            attempt_id === pushes.at(-1)!.body.attempt_id.slice(0, 8)
+          );
         });
         assert.equal(await place.slots(), BATCH);
         for (const { body } of pushes) assert.equal((await getTask(service, body.task_id)).status, 'Processing');

@@ -7,6 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Db } from '../../src/db.ts';
 import { createEventRoutes } from '../../src/events.ts';
 import { createServer } from '../../src/http.ts';
+import { createJournal } from '../../src/journal.ts';
 import type { TaskRow } from '../../src/task.ts';
 import { createTaskRoutes } from '../../src/tasks.ts';
 import { createWaiter, type Tell, type Waiter } from '../../src/waiter.ts';
@@ -37,7 +38,8 @@ async function serve(t: { after(fn: () => unknown): void }, waiterOver: (db: Db)
   const queues = await world.queues();
   const waiter = waiterOver(db);
   const events = createEventRoutes({ db, queues, waiter });
-  const tasks = createTaskRoutes({ db, queues, waiter, onRetried: () => {}, onFreed: () => {} });
+  const journal = createJournal(world.log);
+  const tasks = createTaskRoutes({ db, queues, waiter, onRetried: () => {}, onFreed: () => {}, journal });
   const server = createServer({ routers: [tasks, events.router], log: world.log });
   const port = await server.listen('127.0.0.1', 0);
   waiter.start();

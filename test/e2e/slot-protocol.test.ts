@@ -4,16 +4,13 @@
  * stores holds the message at which it is to be stopped.
  */
 import assert from 'node:assert/strict';
-import { createHash } from 'node:crypto';
-import { once } from 'node:events';
-import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { describe, type TestContext, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Redis } from 'ioredis';
-import { loadScripts } from '../../src/schema.ts';
 import { accept } from '../support/answers.ts';
 import { eventually } from '../support/eventually.ts';
 import { type Installation, install, LIMITERS, type LimiterName, submitMany } from '../support/installation.ts';
+import { type Side, script, startProxy, statement } from '../support/proxy.ts';
 
 const LIMIT = 2;
 const TASKS = 6;
@@ -24,28 +21,32 @@ const SENT_MS = 150;
 /** A woken instance does at once what it should not do. */
 const SOON_MS = 500;
 const EXPIRED_MS = 1_500;
-const REACHED_TIMEOUT_MS = 10_000;
 
-type Statement = 'acquire' | 'confirm' | 'release' | 'claim_tasks' | 'settle_attempts' | 'find_attempts';
-type Side = 'request' | 'response';
+type Statement =
+  | 'limiter_acquire'
+  | 'limiter_confirm'
+  | 'limiter_release'
+  | 'claim_tasks'
+  | 'settle_attempts'
+  | 'find_attempts';
 /** What the other instance can do while the first is stopped: fill the slots, or nothing, as all are taken. */
 type Meanwhile = 'takes over' | 'waits';
 type Case = { name: string; at: Statement; side: Side; other: Meanwhile };
 
 /** Stopped on the way to a push. */
 const PUSHING: Case[] = [
-  { name: 'after it acquired slots', at: 'acquire', side: 'response', other: 'takes over' },
+  { name: 'after it acquired slots', at: 'limiter_acquire', side: 'response', other: 'takes over' },
   { name: 'while its claim is on the way', at: 'claim_tasks', side: 'request', other: 'takes over' },
   { name: 'after its claim was committed', at: 'claim_tasks', side: 'response', other: 'waits' },
-  { name: 'while its confirmation is on the way', at: 'confirm', side: 'request', other: 'waits' },
-  { name: 'after its slots were confirmed', at: 'confirm', side: 'response', other: 'waits' },
+  { name: 'while its confirmation is on the way', at: 'limiter_confirm', side: 'request', other: 'waits' },
+  { name: 'after its slots were confirmed', at: 'limiter_confirm', side: 'response', other: 'waits' },
 ];
 /** Stopped on the way from a callback to a free slot. */
 const SETTLING: Case[] = [
   { name: 'while its settlement is on the way', at: 'settle_attempts', side: 'request', other: 'waits' },
   { name: 'after its settlement was committed', at: 'settle_attempts', side: 'response', other: 'takes over' },
-  { name: 'while its release is on the way', at: 'release', side: 'request', other: 'takes over' },
-  { name: 'after its release', at: 'release', side: 'response', other: 'takes over' },
+  { name: 'while its release is on the way', at: 'limiter_release', side: 'request', other: 'takes over' },
+  { name: 'after its release', at: 'limiter_release', side: 'response', other: 'takes over' },
 ];
 /** Cut off from PostgreSQL instead, and stopped when it looks what became of its claim. */
 const CUT: { name: string; side: Side; other: Meanwhile }[] = [
@@ -71,7 +72,7 @@ describe('an instance that is stopped', { concurrency: 4 }, () => {
       await t.test('while its claim is on the way, and again before it confirms', async () => {
         await scene.begin();
         const heldOnce = scene.stopAt('claim_tasks', 'request');
-        const heldAgain = scene.stopAt('confirm', 'request');
+        const heldAgain = scene.stopAt('limiter_confirm', 'request');
         scene.submit();
         await heldOnce;
         await scene.meanwhile('takes over', LIMIT);
@@ -211,7 +212,7 @@ async function setScene(t: TestContext, limiter: LimiterName, env: Record<string
   let from = 0;
   const noSlots = () => eventually(async () => assert.equal(await place.slots(), 0));
   const storeOf = (at: Statement) => (toRedis && isLimiter(at) ? toRedis : toPostgres);
-  const markersOf = (at: Statement) => (toRedis && isLimiter(at) ? redisMarkers(at) : postgresMarkers(at));
+  const matcherOf = (at: Statement) => (toRedis && isLimiter(at) ? script(at) : statement(at));
   return {
     place,
     first,
@@ -236,9 +237,9 @@ async function setScene(t: TestContext, limiter: LimiterName, env: Record<string
       submitted += TASKS;
     },
     /** Resolves once `first` is stopped at the next such message, which is held until `wake`. */
-    stopAt: (at: Statement, side: Side) => storeOf(at).at(markersOf(at), side, 'hold', () => first.pause()),
+    stopAt: (at: Statement, side: Side) => storeOf(at).at(matcherOf(at), side, 'hold', () => first.pause()),
     /** Resolves once the connection was cut at the next such message. */
-    cutAt: (at: Statement, side: Side) => storeOf(at).at(markersOf(at), side, 'cut', () => {}),
+    cutAt: (at: Statement, side: Side) => storeOf(at).at(matcherOf(at), side, 'cut'),
     /** `pushes` of this case will have come once `second` has taken over. */
     meanwhile: async (other: Meanwhile, pushes: number) => {
       const before = parser.pushes.length;
@@ -281,97 +282,4 @@ async function loseSlots(place: Installation, limiter: LimiterName): Promise<voi
   client.disconnect();
 }
 
-const isLimiter = (at: Statement): boolean => ['acquire', 'confirm', 'release'].includes(at);
-/** The Bind message of a prepared statement holds its name between two zero bytes. */
-const postgresMarkers = (at: Statement): string[] => [`\0${isLimiter(at) ? 'limiter_' : ''}${at}\0`];
-const redisMarkers = (at: Statement): string[] => {
-  const script = loadScripts()[`limiter_${at}`]!;
-  return [createHash('sha1').update(script).digest('hex')];
-};
-
-type Wanted = { markers: string[]; side: Side; then: 'hold' | 'cut'; reached: () => void };
-
-/** A TCP proxy in front of the server of `url` that looks for markers in what the client sends. */
-async function startProxy(t: TestContext, url: string) {
-  const target = new URL(url);
-  const wanted: Wanted[] = [];
-  let releases: (() => void)[] = [];
-  const sockets = new Set<Socket>();
-
-  const server = createServer((client) => {
-    const upstream = connect(Number(target.port), target.hostname);
-    pump(client, upstream);
-  });
-  server.listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  t.after(() => {
-    for (const socket of sockets) socket.destroy();
-    server.close();
-  });
-
-  function pump(client: Socket, upstream: Socket): void {
-    for (const socket of [client, upstream]) {
-      sockets.add(socket);
-      socket.on('error', () => {});
-      socket.on('close', () => {
-        sockets.delete(socket);
-        client.destroy();
-        upstream.destroy();
-      });
-    }
-    let held: { to: Socket; chunks: Buffer[] } | undefined;
-    let answering: Wanted | undefined;
-    const act = (one: Wanted, to: Socket, chunk: Buffer) => {
-      if (one.then === 'cut') client.resetAndDestroy();
-      else {
-        const mine = { to, chunks: [chunk] };
-        held = mine;
-        releases.push(() => {
-          held = undefined;
-          for (const late of mine.chunks) to.write(late);
-        });
-      }
-      one.reached();
-    };
-    client.on('data', (chunk: Buffer) => {
-      if (held?.to === upstream) return void held.chunks.push(chunk);
-      const found = wanted[0];
-      if (!found?.markers.some((marker) => chunk.includes(marker))) return void upstream.write(chunk);
-      wanted.shift();
-      if (found.side === 'request') return act(found, upstream, chunk);
-      answering = found;
-      upstream.write(chunk);
-    });
-    upstream.on('data', (chunk: Buffer) => {
-      if (held?.to === client) return void held.chunks.push(chunk);
-      if (!answering) return void client.write(chunk);
-      const found = answering;
-      answering = undefined;
-      act(found, client, chunk);
-    });
-  }
-
-  const { port } = server.address() as AddressInfo;
-  const proxied = new URL(url);
-  proxied.host = `127.0.0.1:${port}`;
-  return {
-    url: proxied.href,
-    /** Waits for the next request with one of the markers, after those asked for before. */
-    at: (markers: string[], side: Side, then: 'hold' | 'cut', onReached: () => void) =>
-      new Promise<void>((resolve, reject) => {
-        const timer = setTimeout(() => reject(new Error(`no ${side} with ${markers}`)), REACHED_TIMEOUT_MS);
-        const reached = () => {
-          clearTimeout(timer);
-          onReached();
-          resolve();
-        };
-        wanted.push({ markers, side, then, reached });
-      }),
-    /** Lets go of all that is held. */
-    release: () => {
-      const all = releases;
-      releases = [];
-      for (const release of all) release();
-    },
-  };
-}
+const isLimiter = (at: Statement): boolean => at.startsWith('limiter_');

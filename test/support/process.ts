@@ -51,15 +51,19 @@ export function exitOnSignals(): void {
   });
 }
 
-/** `ready: false` returns at once, for a service that is expected not to start. `nodeArgs` stand before src/main.ts. */
+/**
+ * `ready: false` returns at once, for a service that is expected not to start. `nodeArgs` stand before src/main.ts. `root`:
+ * another version's directory.
+ */
 export async function startService(options: {
   env: Record<string, string>;
   ready?: boolean;
   nodeArgs?: string[];
+  root?: string;
 }): Promise<RunningService> {
   const { PATH = '', TMPDIR = '/tmp' } = process.env;
   const child = spawn(process.execPath, [...(options.nodeArgs ?? []), 'src/main.ts'], {
-    cwd: ROOT,
+    cwd: options.root ?? ROOT,
     env: { PATH, TMPDIR, PORT: '0', ...options.env },
     stdio: ['ignore', 'pipe', 'pipe'],
   });
