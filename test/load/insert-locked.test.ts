@@ -3,8 +3,8 @@ import assert from 'node:assert/strict';
 import { after, before, describe, type TestContext, test } from 'node:test';
 import type pg from 'pg';
 import type { Inserter } from '../../src/inserter/inserter.ts';
-import { eventually } from '../support/eventually.ts';
 import { createWorld, type Named, outcomeOf, submitOf, type World } from '../db/insert-world.ts';
+import { eventually } from '../support/eventually.ts';
 
 /** Long after any commit on its way, well before the 2 s are over. */
 const AT_ONCE_MS = 1_000;
