@@ -145,12 +145,14 @@ async function finishRound(): Promise<Parsed> {
 
 /** Resolves with the pushes of this round once all have been applied and no more come. */
 async function drained(): Promise<number> {
+  const since = clockMs();
   for (let quietMs = 0; quietMs < QUIET_MS; ) {
     const before = round.pushes;
     await new Promise((resolve) => setTimeout(resolve, LOOK_EVERY_MS));
     const still = round.pushes === before && round.pushes === round.applied;
     quietMs = still ? quietMs + LOOK_EVERY_MS : 0;
-    if (clockMs() - round.progressAt > SILENCE_MS + QUIET_MS) throw new Error(`not drained; ${faultsOf(round)}`);
+    if (clockMs() - Math.max(round.progressAt, since) > SILENCE_MS + QUIET_MS)
+      throw new Error(`not drained; ${faultsOf(round)}`);
   }
   if (round.faults.size > 0) throw new Error(faultsOf(round));
   return round.pushes;
