@@ -3,8 +3,8 @@
  * the task, so retries, restarts and parsers that send no header back do not break it. The only user of the
  * OpenTelemetry API; without an SDK (telemetry.ts) spans are no-ops and only the ids travel.
  *
- * Nothing waits in an open span: a span is as long as the request or the commit it names, and says in its attributes how
- * long its task waited before. Names are the contract's; attributes and kinds are those of the semantic conventions for
+ * Nothing waits in an open span: a span is as long as the request or the commit it names; how long its task waited before
+ * is in its attributes, and since when in its events. Names are the contract's; attributes and kinds are those of the semantic conventions for
  * messaging (1.4x, in development), what is docsched's own is under `docsched.`.
  */
 import { randomFillSync } from 'node:crypto';
@@ -60,6 +60,12 @@ export const ATTRIBUTE = {
   applied: 'docsched.settle.applied',
 } as const;
 
+/** Every event of a span: moments before it, at their own time. */
+export const EVENT = {
+  due: 'docsched.task.due',
+  claimed: 'docsched.task.claimed',
+} as const;
+
 /** `type` is one of few words; `message` holds nothing a parser said. */
 export type SpanError = { type: string; message: string };
 
@@ -74,6 +80,8 @@ export type SpanOptions = {
   attributes?: Attributes;
   /** ms since the epoch; absent: now. */
   startMs?: number;
+  /** When they happened, ms since the epoch. */
+  events?: Partial<Record<keyof typeof EVENT, number>>;
   /** Traceparents of spans that share a request with this one. */
   links?: readonly string[];
 };
@@ -95,7 +103,7 @@ export function startSpan(
   operation: Operation,
   { queue, taskId, taskVersion }: TaskKey,
   parent: string | null,
-  { attributes, startMs, links = [] }: SpanOptions = {},
+  { attributes, startMs, events = {}, links = [] }: SpanOptions = {},
 ): TaskSpan {
   const { kind, type } = OPERATIONS[operation];
   const options = {
@@ -114,13 +122,15 @@ export function startSpan(
   traceIdToBegin = parent === null || begun ? undefined : traceIdOf(parent);
   const span = tracer.startSpan(`${operation} ${queue}`, options, begun ? contextOf(parent) : ROOT_CONTEXT);
   traceIdToBegin = undefined;
-  if (span.isRecording())
+  if (span.isRecording()) {
     span.setAttributes({
       [ATTRIBUTE.messageId]: `${taskId}/${taskVersion}`,
       [ATTRIBUTE.taskId]: taskId,
       [ATTRIBUTE.taskVersion]: taskVersion,
       ...attributes,
     });
+    for (const [name, atMs] of Object.entries(events)) span.addEvent(EVENT[name as keyof typeof EVENT], atMs);
+  }
   const traceparent = traceparentOf(span) ?? parent ?? inventTraceparent();
   return { traceparent, end: (more, error) => endSpan(span, more, error) };
 }

@@ -158,8 +158,9 @@ function startSpans(queue: Queue, tasks: readonly ClaimedTask[]): TaskSpan[] {
       [ATTRIBUTE.ageMs]: Math.max(0, Number(task.started_at) - Number(task.create_at)),
       ...(tasks.length > 1 ? { [ATTRIBUTE.batchSize]: tasks.length } : {}),
     };
+    const events = { due: Number(task.pending_since), claimed: Number(task.started_at) };
     const links = spans.length > 0 ? [spans[0]!.traceparent] : [];
-    spans.push(startSpan('push', key, task.traceparent, { attributes, links }));
+    spans.push(startSpan('push', key, task.traceparent, { attributes, events, links }));
   }
   return spans;
 }

@@ -222,7 +222,10 @@ function traceSettled(held: HeldAttempt | undefined, startMs: number, header: st
   const parent = settleParent(held.traceparent, header);
   const message = SPAN_ERRORS[verdict];
   const error = message === undefined ? undefined : { type: verdict, message };
-  startSpan('settle', keyOf(held), parent, { attributes, startMs }).end({}, error);
+  startSpan('settle', keyOf(held), parent, { attributes, startMs, events: { claimed: Number(claimed_at) } }).end(
+    {},
+    error,
+  );
 }
 
 function outcomeOf(verdict: Verdict, held: HeldAttempt | undefined, explained: Explained | undefined): Settled {

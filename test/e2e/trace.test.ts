@@ -82,6 +82,10 @@ test('a task that succeeds is an insert, a push and a settle, with the attribute
     'docsched.task.status': 'Success',
     'docsched.task.retry_count': 0,
   });
+  assert.deepEqual(
+    [insert!, push!, settle!].map(({ events }) => events),
+    [[], ['docsched.task.due', 'docsched.task.claimed'], ['docsched.task.claimed']],
+  );
   assert.ok(Number(openMs) >= 20, `open for ${openMs} ms`);
   assert.ok(Number(endMs) >= Number(openMs));
   assert.ok(push!.endMs - push!.startMs < Number(openMs) + 1_000, 'no span is open while the parser works');

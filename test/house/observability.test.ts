@@ -4,7 +4,7 @@ import { globSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { createMetrics, OUTCOMES } from '../../src/metrics.ts';
-import { ATTRIBUTE } from '../../src/trace.ts';
+import { ATTRIBUTE, EVENT } from '../../src/trace.ts';
 
 const ROOT = fileURLToPath(new URL('../..', import.meta.url));
 const read = (path: string) => readFileSync(`${ROOT}/${path}`, 'utf8');
@@ -58,7 +58,7 @@ test('every outcome that is counted', () => {
     assert.deepEqual(documented.get(`outcome of ${metric}`)?.toSorted(), outcomes.toSorted(), metric);
 });
 
-test('every span, with its kind and type, and every attribute', () => {
+test('every span, with its kind and type, every attribute and every event', () => {
   const operations = read('src/trace.ts').matchAll(/^ {2}(\w+): \{ kind: SpanKind\.(\w+), type: '(\w+)' \}/gm);
   assert.deepEqual(
     table('span', 'kind').map(([span, kind, type]) => [span, kind, type]),
@@ -69,6 +69,10 @@ test('every span, with its kind and type, and every attribute', () => {
       .map(([name]) => name!)
       .toSorted(),
     Object.values(ATTRIBUTE).toSorted(),
+  );
+  assert.deepEqual(
+    table('span event', 'spans', 'at').map(([name]) => name),
+    Object.values(EVENT),
   );
 });
 

@@ -83,7 +83,7 @@ test('each answer is an outcome; a failure is one status, an error.type and, but
       [outcome, error, error && outcome],
     );
     assert.equal(span!.attributes['http.response.status_code'], status, outcome);
-    assert.deepEqual(span!.events, []);
+    assert.deepEqual(span!.events, ['docsched.task.due', 'docsched.task.claimed'], 'and no exception');
     const [line] = lines;
     const told = [line!.level, line!.event, line!.outcome, line!.http_status, line!.attempt_id];
     assert.deepEqual(told, [level, 'push_answered', outcome, status, attemptId(1).slice(0, 8)]);
