@@ -20,8 +20,11 @@ const SEED = Number(process.env.FUZZ_SEED || Date.now() % 2 ** 31);
 const LANES = 6;
 /** The process may grow by this much: bodies on their way, and heap that V8 has not given back. */
 const MAX_GROWTH_MB = 400;
-/** Of the good requests to a route, the share that must be taken, or meet a task or an attempt that is there. */
-const MIN_TAKEN = 0.2;
+/**
+ * Of the good requests to a route, the share that must be taken, or meet a task or an attempt that is there. Some name a
+ * version that nobody submitted: of 150, between a fifth and a third were taken.
+ */
+const MIN_TAKEN = 0.1;
 const ANSWER_WITHIN_MS = 30_000;
 /** How long an answer is waited for that need not come. */
 const PATIENCE_MS = 60;
