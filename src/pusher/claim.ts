@@ -103,7 +103,6 @@ export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf,
     const rows = await claimRows(queue, slots, limits, epoch, asked, from);
     const tasks = rows.filter(isTask).map((row) => taskOf(queue, row));
     const { gate, wanted, records, slots: filled } = rows[0]!;
-    const retries = tasks.filter((task) => task.retry).length;
     chooser.record(tasks);
     const short = gate !== 'fenced' && filled < slots.ids.length;
     targets.seen({
@@ -120,7 +119,7 @@ export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf,
       lost: tasks.filter((task) => lost.has(task.attempt_id)),
       claimedAt,
       more: gate === 'open' && (tasks.length === room || tasks.length < wanted),
-      drained: gate === 'open' && tasks.length < slots.ids.length && tasks.length >= wanted && retries < slots.retries,
+      drained: gate === 'open' && !short && isDrained(slots, tasks, wanted),
     };
   }
 
@@ -190,6 +189,11 @@ export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf,
       return new Set(claimed);
     }
   }
+}
+
+/** Neither the slots nor the retries' share of them held anything back. */
+function isDrained({ ids, retries }: Slots, tasks: readonly ClaimedTask[], wanted: number): boolean {
+  return tasks.length < ids.length && tasks.length >= wanted && tasks.filter((task) => task.retry).length < retries;
 }
 
 const isTask = (row: ClaimRow): row is ClaimRow & { attempt_id: string } => row.attempt_id !== null;

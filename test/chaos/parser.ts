@@ -6,6 +6,7 @@
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { PushBody } from '../support/answers.ts';
+import { readText } from '../support/parser.ts';
 import { createJournal, now } from './journal.ts';
 import { createReporter } from './reporter.ts';
 import { type Behaviour, behaviourOf, PROCESSING_EXPIRED_MS, PUSH_TIMEOUT_MS, parseMsOf } from './script.ts';
@@ -158,17 +159,6 @@ async function drip(res: ServerResponse): Promise<void> {
     await sleep(DRIP_MS);
   }
   res.end();
-}
-
-/** null when the sender broke off. */
-async function readText(req: IncomingMessage): Promise<string | null> {
-  const chunks: Buffer[] = [];
-  try {
-    for await (const chunk of req) chunks.push(chunk);
-  } catch {
-    return null;
-  }
-  return Buffer.concat(chunks).toString('utf8');
 }
 
 run(JSON.parse(process.argv[2]!));

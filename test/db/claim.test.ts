@@ -245,6 +245,31 @@ test('a round says whether there is more to claim right away', async () => {
   assert.equal((await claim(queue, 6)).more, false);
 });
 
+test('a queue is drained when all there was is claimed, and nothing was held back for want of slots or targets', async () => {
+  const drained = async (queue: string, room: number) => (await claim(queue, room)).drained;
+  const queue = await addQueue({ concurrency_limit: 6 });
+  await world.fill(queue, 5, 9);
+  assert.equal(await drained(queue, 2), false, 'more waits than there was room for');
+  assert.equal(await drained(queue, 8), false, 'more waits than there were slots');
+  assert.equal(await drained(queue, 8), false, 'no slot was free');
+  await world.setQueue(queue, { concurrency_limit: 100 });
+  assert.equal(await drained(queue, 3), false, 'nobody looked behind the last one');
+  assert.equal(await drained(queue, 8), true);
+
+  const retries = await addQueue({ concurrency_limit: 10, retry_share: 0.2 });
+  await world.fill(retries, 5, 4);
+  await world.sql.query('UPDATE task_scheduler_tasks SET retry_count = 1 WHERE queue = $1', [retries]);
+  assert.equal(await drained(retries, 8), false, 'two retries wait for their share');
+
+  const busy = await addQueue({
+    targets: [{ url: 'http://ramping.test/', mode: 'async', batch: 1, push_timeout_ms: 1_000 }],
+  });
+  await world.fill(busy, 5, 20);
+  await world.sql.query(`INSERT INTO targets (url, failures, not_before, failed_at, ramp_from, ramp_claimed)
+    VALUES ('http://ramping.test/', 0, 0, 0, docsched_now(), 0)`);
+  assert.equal(await drained(busy, 16), false, 'the target takes a few for now');
+});
+
 test('rows another claim is taking are passed over, and there is more', async () => {
   const queue = await addQueue();
   await world.fill(queue, 5, 4);

@@ -89,7 +89,7 @@ async function listen(server: Server, port: number): Promise<number> {
 }
 
 /** null when the sender broke off. */
-async function readText(req: IncomingMessage): Promise<string | null> {
+export async function readText(req: IncomingMessage): Promise<string | null> {
   const chunks: Buffer[] = [];
   try {
     for await (const chunk of req) chunks.push(chunk);
