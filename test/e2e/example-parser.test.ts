@@ -253,13 +253,13 @@ describe('example parser', { concurrency: 3 }, () => {
   });
 
   test('a parse beyond the time limit fails alone', async (t) => {
-    const parser = await startParser({ PARSE_TIMEOUT_MS: '1500', PAGE_DELAY_MS: '300' });
+    const parser = await startParser({ PARSE_TIMEOUT_MS: '6000', PAGE_DELAY_MS: '300' });
     t.after(parser.stop);
     const [slow, quick] = await Promise.all([
       parser.parse({ file: 'field-guide.pdf' }),
       parser.parse({ file: 'water-notice.pdf' }),
     ]);
-    assertFailed(slow, 12, /not parsed within 1500 ms/);
+    assertFailed(slow, 12, /not parsed within 6000 ms/);
     assert.equal(quick.status_code, 0);
     assert.equal((await parser.stats()).failed, 1);
   });
