@@ -1,7 +1,20 @@
 /** What `npm run bench -- ...` understands. */
 import { parseArgs } from 'node:util';
 
-export type Options = { quick: boolean; record: boolean; only: string[] | null; rounds: number | null };
+export type Options = {
+  help: boolean;
+  profile: boolean;
+  quick: boolean;
+  record: boolean;
+  only: string[] | null;
+  rounds: number | null;
+  /** Minutes. */
+  longTransaction: number | null;
+  limiter: Limiter;
+};
+
+export type Limiter = (typeof LIMITERS)[number];
+const LIMITERS = ['redis', 'postgres'] as const;
 
 export const HELP = `npm run bench [-- options]
 
@@ -14,6 +27,9 @@ quiet: only ratios taken in one run mean something.
   --rounds 3      rounds of each contestant (default 5; 2 with --quick)
   --record        keep the run as bench/results/recorded.*, and write its tables into docs/performance.md and docs/scale.md
   --profile       no comparison: where docsched's time goes in S2 (CPU profile of the service, statements of PostgreSQL)
+  --long-transaction 10   no comparison: S2 for 10 minutes while a transaction is held open, in turn with an undisturbed
+                  service; --record writes it into docs/reliability.md
+  --limiter postgres      for it: slots in PostgreSQL, not in Redis
   --help
 
   S1   durable single submits over HTTP                    S1b  against a route that stores nothing
@@ -27,7 +43,7 @@ A scenario fails unless every task reached Success exactly once. Exit codes: 0 a
 says so), 1 a scenario failed, 78 wrong arguments.`;
 
 /** Throws with one sentence. */
-export function readOptions(given: string[], ids: readonly string[]): Options & { help: boolean; profile: boolean } {
+export function readOptions(given: string[], ids: readonly string[]): Options {
   const { values } = parseArgs({
     args: given,
     options: {
@@ -37,14 +53,22 @@ export function readOptions(given: string[], ids: readonly string[]): Options & 
       help: { type: 'boolean', short: 'h', default: false },
       only: { type: 'string' },
       rounds: { type: 'string' },
+      'long-transaction': { type: 'string' },
+      limiter: { type: 'string', default: 'redis' },
     },
   });
+  const { quick, record, profile, help } = values;
   const only = values.only?.split(',').map((id) => id.trim()) ?? null;
   const unknown = only?.find((id) => !ids.includes(id));
   if (unknown !== undefined) throw new Error(`--only: there is no scenario '${unknown}'; there are ${ids.join(', ')}`);
-  const rounds = values.rounds === undefined ? null : Number(values.rounds);
-  if (rounds !== null && !(Number.isInteger(rounds) && rounds > 0))
-    throw new Error(`--rounds: expected a positive integer, got '${values.rounds}'`);
-  const { quick, record, profile, help } = values;
-  return { quick, record, profile, help, only, rounds };
+  const limiter = LIMITERS.find((name) => name === values.limiter);
+  if (!limiter) throw new Error(`--limiter: expected ${LIMITERS.join(' or ')}, got '${values.limiter}'`);
+  const count = (name: 'rounds' | 'long-transaction') => {
+    const value = values[name] === undefined ? null : Number(values[name]);
+    if (value !== null && !(Number.isInteger(value) && value > 0))
+      throw new Error(`--${name}: expected a positive integer, got '${values[name]}'`);
+    return value;
+  };
+  const [rounds, longTransaction] = [count('rounds'), count('long-transaction')];
+  return { quick, record, profile, help, only, rounds, longTransaction, limiter };
 }

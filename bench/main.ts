@@ -12,7 +12,7 @@ const IDS = ['S1', 'S1b', 'S2', 'S2b', 'S2c', 'S2t', 'S3', 'S4', 'S5', 'S6', 'S7
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 
 async function main(given: string[]): Promise<number> {
-  let options: ReturnType<typeof readOptions>;
+  let options: Options;
   try {
     options = readOptions(given, IDS);
   } catch (error) {
@@ -26,6 +26,8 @@ async function main(given: string[]): Promise<number> {
   installPeers();
   // Only now: these modules need the peers.
   if (options.profile) return (await import('./profile.ts')).profile(say);
+  if (options.longTransaction !== null)
+    return (await import('./long-transaction.ts')).longTransaction(options.longTransaction, options, say);
   return compare(options);
 }
 

@@ -6,7 +6,7 @@ import { mkdtempSync, readdirSync, readFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { startDocsched } from './contestants/docsched.ts';
-import { runLife } from './scenarios/life.ts';
+import { runLife, warmUp } from './scenarios/life.ts';
 import { FULL } from './sizes.ts';
 import type { Database } from './world/postgres.ts';
 import { startWorld } from './world/world.ts';
@@ -22,7 +22,7 @@ export async function profile(say: (text: string) => void): Promise<number> {
     const service = await startDocsched(world, { parserUrl: world.parserUrl, nodeArgs });
     await service.database.query('CREATE EXTENSION pg_stat_statements');
     const load = { tasks: FULL.lifeTasks, connections: FULL.connections };
-    await runLife(world, service, { ...load, tasks: FULL.warmUpTasks });
+    await warmUp(FULL, (tasks) => runLife(world, service, { ...load, tasks }));
     await service.database.query('SELECT pg_stat_statements_reset()');
     for (let round = 0; round < ROUNDS; round++) {
       const { tasksPerS, costs, tasks } = await runLife(world, service, load);

@@ -4,9 +4,11 @@ export type Sizes = {
   connections: number;
   /** S1: how long a round of submits lasts. */
   storeMs: number;
-  /** S2, S4 to S9: tasks of a round, and before the first one. */
+  /** S2, S4 to S9: tasks of a round. */
   lifeTasks: number;
+  /** Before the first round, rounds of so many tasks until so much time has passed: every contestant is measured warm. */
   warmUpTasks: number;
+  warmUpMs: number;
   /** S3: tasks drained a round. */
   engineTasks: number;
   /** S4: tasks a submit request and a push; tasks a round. */
@@ -29,6 +31,7 @@ export const FULL: Sizes = {
   storeMs: 2_500,
   lifeTasks: 6_000,
   warmUpTasks: 2_000,
+  warmUpMs: 8_000,
   engineTasks: 30_000,
   batch: 100,
   batchTasks: 24_000,
@@ -46,6 +49,7 @@ export const QUICK: Sizes = {
   storeMs: 1_000,
   lifeTasks: 2_000,
   warmUpTasks: 500,
+  warmUpMs: 0,
   engineTasks: 6_000,
   batchTasks: 6_000,
   finished: 200_000,

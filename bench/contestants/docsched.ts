@@ -2,7 +2,9 @@
  * docsched as it is shipped: `npm start` with its defaults, apart from the limit, URLs and port. With Redis, as the
  * README advises for production.
  */
+
 import { startService } from '../../test/support/process.ts';
+import type { Limiter } from '../arguments.ts';
 import { startChild } from '../world/child.ts';
 import type { Database } from '../world/postgres.ts';
 import { type Contestant, type Ids, newDatabaseName, type Stores, untilRight } from './contestant.ts';
@@ -12,6 +14,8 @@ export type DocschedOptions = {
   instances?: number;
   /** MAX_PROCESSING. */
   limit?: number;
+  /** Where slots are kept. */
+  limiter?: Limiter;
   /** Uses this database and leaves it; absent: one of its own. */
   database?: Database;
   name?: string;
@@ -34,6 +38,7 @@ export async function startDocsched(
     parserUrl,
     instances = 1,
     limit = LIMIT,
+    limiter = 'redis',
     database,
     name = 'docsched',
     settings = {},
@@ -44,7 +49,7 @@ export async function startDocsched(
   const store = database ?? (await postgres.createDatabase(databaseName));
   const env = {
     DATABASE_URL: store.url,
-    REDIS_URL: `${redisUrl}/${(installations++ % REDIS_DATABASES) + 1}`,
+    ...(limiter === 'redis' ? { REDIS_URL: `${redisUrl}/${(installations++ % REDIS_DATABASES) + 1}` } : {}),
     MAX_PROCESSING: String(limit),
     ...(parserUrl ? { PARSER_URL: parserUrl } : {}),
     ...settings,

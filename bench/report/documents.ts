@@ -13,7 +13,8 @@ export function writeDocuments(run: Run): void {
   if (scale) writeParts('scale.md', scale);
 }
 
-function writeParts(name: string, parts: Record<string, string>): void {
+/** Replaces parts of a document in docs/, by their names. */
+export function writeParts(name: string, parts: Record<string, string>): void {
   const path = new URL(name, DOCS);
   let document = readFileSync(path, 'utf8');
   for (const [part, content] of Object.entries(parts)) {

@@ -1,6 +1,6 @@
 /** S4: batch submit, batch push, batch callback, against single calls of the same service. */
 import { startDocsched } from '../contestants/docsched.ts';
-import { costLines, runLife } from './life.ts';
+import { costLines, runLife, warmUp } from './life.ts';
 import { type Context, interleave, line, mapValues, type Scenario, target, withContestants } from './scenario.ts';
 
 const NAMES = ['single', 'batch'] as const;
@@ -22,7 +22,7 @@ export const batch: Scenario = {
           batch: { tasks: sizes.batchTasks, connections: BATCH_CONNECTIONS, batch: sizes.batch },
         };
         for (const name of NAMES)
-          await runLife(world, contestants.get(name)!, { ...loads[name], tasks: sizes.warmUpTasks });
+          await warmUp(sizes, (tasks) => runLife(world, contestants.get(name)!, { ...loads[name], tasks }));
         return interleave(sizes.rounds, NAMES, async (name, round) => {
           const result = await runLife(world, contestants.get(name)!, loads[name]);
           say(`S4 ${round + 1}/${sizes.rounds} ${name} ${Math.round(result.tasksPerS)}/s`);

@@ -15,7 +15,7 @@ export const engine: Scenario = {
     const engines = new Map<Name, Running>();
     try {
       for (const name of NAMES) engines.set(name, await startEngine(context, name));
-      for (const name of NAMES) await drain(context, engines.get(name)!, sizes.engineTasks / 4);
+      for (const name of NAMES) await drain(context, engines.get(name)!, sizes.engineTasks);
       const rates = await interleave(sizes.rounds, NAMES, async (name, round) => {
         const rate = await drain(context, engines.get(name)!, sizes.engineTasks);
         say(`S3 ${round + 1}/${sizes.rounds} ${name} ${Math.round(rate)}/s`);

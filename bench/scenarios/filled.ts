@@ -3,7 +3,7 @@ import type { Contestant } from '../contestants/contestant.ts';
 import { startDocsched } from '../contestants/docsched.ts';
 import { createFilledDatabase } from '../world/fill.ts';
 import type { Database } from '../world/postgres.ts';
-import { runLife } from './life.ts';
+import { runLife, warmUp } from './life.ts';
 import { type Context, interleave, line, type Scenario, target } from './scenario.ts';
 
 const NAMES = ['empty', 'filled'] as const;
@@ -25,7 +25,7 @@ export const filled: Scenario = {
     try {
       await setPaused(full, true);
       await world.drained();
-      for (const name of NAMES) await run[name](sizes.warmUpTasks);
+      for (const name of NAMES) await warmUp(sizes, run[name]);
       const rates = await interleave(sizes.rounds, NAMES, async (name, round) => {
         const rate = await run[name](sizes.lifeTasks);
         say(`S5 ${round + 1}/${sizes.rounds} ${name} ${Math.round(rate)}/s`);

@@ -1,6 +1,6 @@
 /** S9: one, two and four instances on one store. Two cores cannot go faster with more; what counts is CPU a task. */
 import { startDocsched } from '../contestants/docsched.ts';
-import { runLife } from './life.ts';
+import { runLife, warmUp } from './life.ts';
 import { interleave, line, mapValues, type Scenario, target } from './scenario.ts';
 
 const COUNTS = ['1', '2', '4'] as const;
@@ -14,7 +14,7 @@ export const instances: Scenario = {
     const rounds = await interleave(sizes.rounds, COUNTS, async (count, round) => {
       const contestant = await startDocsched(world, { parserUrl, instances: Number(count), name: `docsched-${count}` });
       try {
-        await runLife(world, contestant, { ...load, tasks: sizes.warmUpTasks });
+        await warmUp(sizes, (tasks) => runLife(world, contestant, { ...load, tasks }));
         const { costs, tasks, tasksPerS } = await runLife(world, contestant, load);
         const cpuUs = ((costs.serviceCpuS + costs.postgresCpuS + costs.redisCpuS) * 1e6) / tasks;
         say(

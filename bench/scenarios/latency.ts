@@ -5,7 +5,7 @@
  */
 import type { Contestant } from '../contestants/contestant.ts';
 import { percentile, summarise } from '../report/stats.ts';
-import { runLife } from './life.ts';
+import { runLife, warmUp } from './life.ts';
 import { startLife } from './lives.ts';
 import {
   best,
@@ -37,7 +37,7 @@ export const latency: Scenario = {
     const starts = NAMES.map((name) => [name, startLife(name), { parserUrl: world.parserUrl }] as const);
     const measured = await withContestants(context, starts, async (contestants) => {
       for (const contestant of contestants.values())
-        await runLife(world, contestant, { tasks: sizes.warmUpTasks, connections: sizes.connections });
+        await warmUp(sizes, (tasks) => runLife(world, contestant, { connections: sizes.connections, tasks }));
       return interleave(sizes.rounds, NAMES, async (name, round) => {
         const found = await runOpen(context, contestants.get(name)!, rates.get(name)!);
         say(`S7 ${round + 1}/${sizes.rounds} ${name} p50 ${found.p50.toFixed(1)} ms, p99 ${found.p99.toFixed(1)} ms`);

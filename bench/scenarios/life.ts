@@ -1,5 +1,6 @@
 /** Rounds of whole lives: submit over HTTP, push to the stub parser, its callback, Success. */
 import type { Contestant, Ids } from '../contestants/contestant.ts';
+import type { Sizes } from '../sizes.ts';
 import type { Costs, World } from '../world/world.ts';
 import { type Line, line } from './scenario.ts';
 
@@ -47,6 +48,20 @@ export async function runLife(world: World, contestant: Contestant, load: LifeLo
     mostOutstanding: parsed.mostOutstanding,
     costs,
   };
+}
+
+/** Runs rounds until compilers, caches and pools are warm, one at least. Resolves with the tasks that it took. */
+export async function warmUp(
+  { warmUpTasks, warmUpMs }: Pick<Sizes, 'warmUpTasks' | 'warmUpMs'>,
+  run: (tasks: number) => Promise<unknown>,
+): Promise<number> {
+  const startedAt = performance.now();
+  let tasks = 0;
+  do {
+    await run(warmUpTasks);
+    tasks += warmUpTasks;
+  } while (performance.now() - startedAt < warmUpMs);
+  return tasks;
 }
 
 /** CPU of everything but the load, microseconds. */

@@ -2,7 +2,7 @@
 import type { StartContestant } from '../contestants/contestant.ts';
 import { startDocsched, startTraced } from '../contestants/docsched.ts';
 import { startEmpty, startPeer } from '../contestants/peers.ts';
-import { runLife } from './life.ts';
+import { runLife, warmUp } from './life.ts';
 import {
   best,
   type Context,
@@ -35,16 +35,19 @@ export async function runLives(
   const load = { tasks: sizes.lifeTasks, connections: sizes.connections };
   const commitsATask = new Map<LifeName, number>();
   const rounds = await withContestants({ world }, starts, async (contestants) => {
-    for (const contestant of contestants.values())
-      await runLife(world, contestant, { ...load, tasks: sizes.warmUpTasks });
+    const warmUpTasks = new Map<LifeName, number>();
+    for (const [name, contestant] of contestants) {
+      const run = (tasks: number) => runLife(world, contestant, { ...load, tasks });
+      warmUpTasks.set(name, await warmUp(sizes, run));
+    }
     const done = await interleave(sizes.rounds, names, async (name, round) => {
       const result = await runLife(world, contestants.get(name)!, load);
       say(`S2 ${round + 1}/${sizes.rounds} ${name} ${Math.round(result.tasksPerS)}/s`);
       return result;
     });
-    const tasks = sizes.warmUpTasks + sizes.rounds * sizes.lifeTasks;
     for (const [name, contestant] of contestants) {
       await contestant.stop();
+      const tasks = warmUpTasks.get(name)! + sizes.rounds * sizes.lifeTasks;
       commitsATask.set(name, (await contestant.commits()) / tasks);
     }
     return done;

@@ -1,7 +1,7 @@
 /** S6: S2 while a REPEATABLE READ transaction is held open, so that no dead row can be removed, against S2 undisturbed. */
 import pg from 'pg';
 import { startDocsched } from '../contestants/docsched.ts';
-import { runLife } from './life.ts';
+import { runLife, warmUp } from './life.ts';
 import { interleave, line, type Scenario, target } from './scenario.ts';
 
 const NAMES = ['undisturbed', 'pinned'] as const;
@@ -18,7 +18,7 @@ export const pinned: Scenario = {
     const holder = await holdSnapshot(contestants.pinned.database.url);
     try {
       const load = { tasks: sizes.pinnedTasks, connections: sizes.connections };
-      for (const name of NAMES) await runLife(world, contestants[name], { ...load, tasks: sizes.warmUpTasks });
+      for (const name of NAMES) await warmUp(sizes, (tasks) => runLife(world, contestants[name], { ...load, tasks }));
       const rates = await interleave(sizes.rounds, NAMES, async (name, round) => {
         const { tasksPerS } = await runLife(world, contestants[name], load);
         say(`S6 ${round + 1}/${sizes.rounds} ${name} ${Math.round(tasksPerS)}/s`);
@@ -53,7 +53,8 @@ export const pinned: Scenario = {
   },
 };
 
-async function holdSnapshot(url: string): Promise<pg.Client> {
+/** No version of a row that is dead from now on can be removed, until the connection ends. */
+export async function holdSnapshot(url: string): Promise<pg.Client> {
   const client = new pg.Client({ connectionString: url, application_name: 'bench-pin' });
   await client.connect();
   await client.query('BEGIN ISOLATION LEVEL REPEATABLE READ');

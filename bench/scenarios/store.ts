@@ -35,7 +35,8 @@ export const store: Scenario = {
       context,
       names.map((name) => [name, start(name), {}] as const),
       async (contestants) => {
-        for (const name of names) await storeFor(context, contestants.get(name)!, context.sizes.storeMs / 2);
+        for (const name of names)
+          await storeFor(context, contestants.get(name)!, Math.max(context.sizes.warmUpMs, context.sizes.storeMs / 2));
         return interleave(rounds, names, async (name, round) => {
           const rate = await storeFor(context, contestants.get(name)!, context.sizes.storeMs);
           context.say(`S1 ${round + 1}/${rounds} ${name} ${Math.round(rate)}/s`);

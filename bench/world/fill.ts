@@ -1,6 +1,6 @@
 /**
  * Millions of rows in docsched's tables within minutes: a few tasks go through the service itself, then their rows, and
- * those of the tables beside (attempts, version floors), are copied under new ids. Constraints and indexes stay in force.
+ * those of the tables beside (attempts, version floors), are copied under new ids. Indexes rest meanwhile and are rebuilt.
  */
 
 import type { Ids } from '../contestants/contestant.ts';
@@ -21,7 +21,8 @@ export type Filled = {
 const KINDS = ['finished', 'pending', 'delayed'] as const satisfies (keyof Rows)[];
 /** Far above all ids of a run. */
 const FIRST_ID = 1_000_000_000;
-const CHUNK = 100_000;
+const CHUNK = 250_000;
+const SAID_EVERY = 1_000_000;
 const HOUR_MS = 3_600_000;
 
 /** Fills a database of its own and says how long it took. `say` is told of the progress. */
@@ -30,16 +31,20 @@ export async function createFilledDatabase(world: World, rows: Rows, say: (text:
   const name = 'bench_filled';
   const database = await world.postgres.createDatabase(name);
   const models = await createModels(world, database);
+  const tables = await findTables(database);
+  await setAside(database, tables, models);
   let next = FIRST_ID;
   for (const kind of KINDS) {
     const wanted = rows[kind];
     for (let done = 0; done < wanted; done += CHUNK) {
       const count = Math.min(CHUNK, wanted - done);
-      await copyTasks(database, models[kind], next, count);
+      await Promise.all(tables.map((table) => copyTasks(database, table, kind, next, count)));
       next += count;
-      say(`filling: ${kind} ${done + count} of ${wanted}`);
+      if (next % SAID_EVERY === 0 || done + count === wanted) say(`filling: ${kind} ${done + count} of ${wanted}`);
     }
   }
+  say('filling: indexes');
+  await bringBack(database, tables);
   await database.query(`SELECT setval('task_ids', $1)`, [next]);
   say('filling: vacuum');
   await database.query('VACUUM (ANALYZE)');
@@ -72,33 +77,65 @@ async function createModels(world: World, database: Database): Promise<Record<ke
 
 /** New values of the columns that tell rows apart; all others are copied. `n` counts from 0. */
 const FRESH: Record<string, string> = {
-  task_id: '$2::bigint + n',
-  id: '$2::bigint + n',
-  task_row_id: '$2::bigint + n',
-  place: '$2::bigint + n',
-  attempt_id: `CASE WHEN attempt_id IS NOT NULL THEN 'filled-' || lpad(($2::bigint + n)::text, 25, '0') END`,
+  task_id: '$1::bigint + n',
+  id: '$1::bigint + n',
+  task_row_id: '$1::bigint + n',
+  place: '$1::bigint + n',
+  attempt_id: `CASE WHEN attempt_id IS NOT NULL THEN 'filled-' || lpad(($1::bigint + n)::text, 25, '0') END`,
 };
 
-/** Copies in the order of the new ids, so that indexes grow at their end. */
-async function copyTasks(database: Database, models: Ids, firstId: number, count: number): Promise<void> {
-  const tables = await database.query<{ name: string; columns: string[] }>(
+type Table = { name: string; columns: string[] };
+
+/** The tables that say something of a task. */
+const findTables = (database: Database): Promise<Table[]> =>
+  database.query<Table>(
     `SELECT c.relname AS name, array_agg(a.attname::text ORDER BY a.attnum) AS columns
      FROM pg_class c
      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
-     WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relnamespace = 'public'::regnamespace
+     WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace
      GROUP BY c.relname
      HAVING 'task_id' = ANY (array_agg(a.attname::text))`,
   );
-  await Promise.all(
-    tables.map(({ name, columns }) =>
-      database.query(
-        `INSERT INTO ${name} (${columns.join(', ')})
-         SELECT ${columns.map((column) => FRESH[column] ?? column).join(', ')}
-         FROM generate_series(0, $3::bigint - 1) n
-         JOIN ${name} model ON model.task_id = $1::bigint + n % $4
-         ORDER BY n`,
-        [models.firstId, firstId, count, models.count],
-      ),
-    ),
+
+const modelOf = (kind: keyof Rows, table: Table) => `model_${kind}_${table.name}`;
+
+/** Keeps the models apart, and lets the indexes rest: they are neither written nor read until `bringBack`. */
+async function setAside(database: Database, tables: Table[], models: Record<keyof Rows, Ids>): Promise<void> {
+  for (const table of tables) {
+    for (const kind of KINDS) {
+      const { firstId, count } = models[kind];
+      const inIds = `task_id BETWEEN ${firstId} AND ${firstId + count - 1}`;
+      await database.query(`CREATE TABLE ${modelOf(kind, table)} AS SELECT * FROM ${table.name} WHERE ${inIds}`);
+    }
+    await database.query(
+      `UPDATE pg_index SET indisready = false, indisvalid = false WHERE indrelid = '${table.name}'::regclass`,
+    );
+  }
+}
+
+async function bringBack(database: Database, tables: Table[]): Promise<void> {
+  for (const table of tables) {
+    await database.query(`DROP TABLE ${KINDS.map((kind) => modelOf(kind, table)).join(', ')}`);
+    await database.query(`SET LOCAL maintenance_work_mem = '1GB'; REINDEX TABLE ${table.name}`);
+  }
+}
+
+/** Copies in the order of the new ids. */
+async function copyTasks(
+  database: Database,
+  table: Table,
+  kind: keyof Rows,
+  firstId: number,
+  count: number,
+): Promise<void> {
+  const model = modelOf(kind, table);
+  await database.query(
+    `INSERT INTO ${table.name} (${table.columns.join(', ')})
+     SELECT ${table.columns.map((column) => FRESH[column] ?? column).join(', ')}
+     FROM generate_series(0, $2::bigint - 1) n
+     JOIN (SELECT *, row_number() OVER (ORDER BY task_id) - 1 AS model, count(*) OVER () AS models FROM ${model}) m
+       ON m.model = n % m.models
+     ORDER BY n`,
+    [firstId, count],
   );
 }
