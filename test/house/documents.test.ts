@@ -1,14 +1,17 @@
-/** What the documents say is what the code does: settings, error codes, routes. */
+/** What the documents say is what the code does: settings, error codes, routes, jobs, files. */
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
+import { existsSync, globSync, readFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 import { test } from 'node:test';
+import { fileURLToPath } from 'node:url';
 import { z } from 'zod';
 import { SETTINGS } from '../../src/config.ts';
 import { ERROR_CODES } from '../../src/errors.ts';
 import { openApiDocument } from '../../src/openapi.ts';
 import { queueSettings, redriveRequest } from '../../src/queue-shape.ts';
 
-const read = (path: string) => readFileSync(new URL(`../../${path}`, import.meta.url), 'utf8');
+const ROOT = fileURLToPath(new URL('../..', import.meta.url));
+const read = (path: string) => readFileSync(join(ROOT, path), 'utf8');
 
 /** Cells of every table row whose first cell is a bare word. */
 const rows = (text: string): string[][] =>
@@ -72,4 +75,37 @@ test('every reason a statement gives is explained in docs/errors.md', () => {
   const names = explained.map(([name]) => name).toSorted();
   const known = ['cancelled', 'in_doubt_expired', 'parser_failed', 'pending_expired', 'processing_expired', 'refused'];
   assert.deepEqual(names, [...known, 'result_too_large', 'retention', 'superseded', 'try_failed']);
+});
+
+test('docs/design.md names every job of the watcher', () => {
+  const [, section = ''] = read('docs/design.md').split('\n## Jobs\n');
+  const named = [...section.split('\n## ')[0]!.matchAll(/^\| `(\w+)` \|/gm)].map(([, name]) => name!);
+  const jobs = [...read('src/main.ts').matchAll(/name: '(\w+)',\s+schedule:/g)].map(([, name]) => name!);
+  assert.ok(jobs.length > 0);
+  assert.deepEqual(named.toSorted(), jobs.toSorted());
+});
+
+test('every file and folder that a document names is there, and every heading that it leads to', () => {
+  const documents = ['README.md', ...globSync('{docs,deploy,examples}/**/*.md', { cwd: ROOT })];
+  const headings = (path: string) =>
+    [...read(path).matchAll(/^#+ (.*)$/gm)].map(([, heading]) =>
+      heading!
+        .toLowerCase()
+        .replaceAll(' ', '-')
+        .replace(/[^\w-]/g, ''),
+    );
+  const missing = documents.flatMap((document) => {
+    const text = read(document);
+    const named = [...text.matchAll(/`((?:src|schema|test|docs|examples|deploy|bench)\/[\w./-]+)`/g)].map(
+      ([, path]) => path!,
+    );
+    const led = [...text.matchAll(/\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)/g)].map(([, path, heading]) => ({
+      path: path ? join(dirname(document), path) : document,
+      heading,
+    }));
+    return [...named.map((path) => ({ path, heading: undefined })), ...led]
+      .filter(({ path, heading }) => !existsSync(join(ROOT, path)) || (heading && !headings(path).includes(heading)))
+      .map(({ path, heading }) => `${document}: ${path}${heading ? `#${heading}` : ''}`);
+  });
+  assert.deepEqual(missing, []);
 });
