@@ -29,7 +29,7 @@ export const FULL: Sizes = {
   rounds: 5,
   connections: 64,
   storeMs: 2_500,
-  lifeTasks: 6_000,
+  lifeTasks: 10_000,
   warmUpTasks: 2_000,
   warmUpMs: 8_000,
   engineTasks: 30_000,
