@@ -28,6 +28,7 @@ export async function longTransaction(
 ): Promise<number> {
   const world = await startWorld({ preload: 'pg_stat_statements' });
   const services = new Map<Name, Awaited<ReturnType<typeof startDocsched>>>();
+  let holder: Awaited<ReturnType<typeof holdSnapshot>> | undefined;
   try {
     for (const name of NAMES) {
       const service = await startDocsched(world, { parserUrl: world.parserUrl, name: `docsched_${name}`, limiter });
@@ -36,7 +37,7 @@ export async function longTransaction(
     }
     const load = { connections: FULL.connections };
     for (const service of services.values()) await warmUp(FULL, (tasks) => runLife(world, service, { ...load, tasks }));
-    const holder = await holdSnapshot(services.get('held')!.database.url);
+    holder = await holdSnapshot(services.get('held')!.database.url);
     const startedAt = performance.now();
     const elapsed = () => (performance.now() - startedAt) / 60_000;
     const rounds: Record<Name, Round[]> = { undisturbed: [], held: [] };
@@ -52,12 +53,12 @@ export async function longTransaction(
         say(`${name} ${Math.round(tasksPerS)}/s, claim ${Math.round(claimUs)} us a task, ${deadRows} dead rows`);
       }
     const vacuums = await countVacuums(services.get('held')!.database);
-    await holder.end();
     const report = describe(limiter, rounds, elapsed(), vacuums);
     console.log(`\n${report}\n`);
     if (record) writeParts('reliability.md', { [`long transaction ${limiter}`]: report });
     return 0;
   } finally {
+    await holder?.end();
     for (const service of services.values()) {
       await service.stop();
       await service.remove();
@@ -71,7 +72,7 @@ async function claims(database: Database): Promise<{ ms: number; tasks: number }
   const [row] = await database.query<{ ms: number; tasks: string }>(
     `SELECT sum(total_exec_time + total_plan_time) AS ms, sum(rows) AS tasks FROM pg_stat_statements s
      JOIN pg_database d ON d.oid = s.dbid AND d.datname = current_database()
-     WHERE query LIKE '%docsched_claim_tasks%'`,
+     WHERE query LIKE '%docsched_claim(%'`,
   );
   if (!row?.tasks) throw new Error('no claim was counted');
   return { ms: row.ms, tasks: Number(row.tasks) };

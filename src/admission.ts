@@ -6,8 +6,11 @@ import type { Request, Response } from 'express';
 import { AppError } from './errors.ts';
 
 export type Admission = {
-  /** Counts the request and the bytes it declares until it is answered. Throws `overloaded`. Call it before reading. */
-  admit(req: Request, res: Response): void;
+  /**
+   * Counts the request and the bytes it declares until it is answered; those of a compressed body as the most it may
+   * become. Throws `overloaded`. Call it before reading.
+   */
+  admit(req: Request, res: Response, mostBytes: number): void;
 };
 
 /** One for all: no stack is recorded when there is no time for it. */
@@ -18,7 +21,7 @@ export function createAdmission({ maxBytes, maxRequests }: { maxBytes: number; m
   let bytes = 0;
   let requests = 0;
   return {
-    admit: (req, res) => {
+    admit: (req, res, mostBytes) => {
       if (requests >= maxRequests || bytes >= maxBytes) throw OVERLOADED;
       let size = 0;
       const hold = (more: number) => {
@@ -26,9 +29,11 @@ export function createAdmission({ maxBytes, maxRequests }: { maxBytes: number; m
         bytes += more;
       };
       const declared = Number(req.get('content-length') ?? Number.NaN);
+      const compressed = (req.get('content-encoding') ?? 'identity') !== 'identity';
       requests += 1;
       // In chunks: as it arrives.
-      if (Number.isNaN(declared)) req.on('data', (chunk: Buffer) => hold(chunk.length));
+      if (compressed) hold(mostBytes);
+      else if (Number.isNaN(declared)) req.on('data', (chunk: Buffer) => hold(chunk.length));
       else hold(declared);
       res.once('close', () => {
         requests -= 1;

@@ -5,7 +5,7 @@
 import type { Db, Row } from './db.ts';
 import { AppError } from './errors.ts';
 
-/** Connections that the share never uses: two settles, and one for all else. Of a small pool half. */
+/** Connections that submits and reads never use: two settles, and one for all else. Of a small pool half. */
 const RESERVED = 3;
 /** Waiting beyond this is answered 503. */
 const MAX_WAITING = 2_000;
@@ -14,8 +14,11 @@ const MAX_WAIT_MS = 5_000;
 
 type Waiting = { go: () => void };
 
-export function createDbShare({ db, poolMax }: { db: Db; poolMax: number }): Db {
-  const max = Math.max(Math.floor(poolMax / 2), poolMax - RESERVED);
+/** What is left of a pool for submits and reads. */
+export const apiShare = (poolMax: number): number => Math.max(Math.floor(poolMax / 2), poolMax - RESERVED);
+
+/** At most `max` of the connections of `db` at once. */
+export function createDbShare({ db, max }: { db: Db; max: number }): Db {
   const waiting = new Set<Waiting>();
   let running = 0;
   return { ...db, query };

@@ -52,6 +52,7 @@ const RETRYABLE = new Set(['40001', '40P01']);
 /** What a pooler in transaction mode says when it is taken for PostgreSQL itself. */
 const POOLER = /unsupported startup parameter|prepared statement .* (does not|already) exists?/;
 const LOCK_NOT_AVAILABLE = '55P03';
+const QUERY_CANCELED = '57014';
 /** The server is away, going away, out of resources (53), failing at its disk (58) or read-only: come back later. */
 const UNAVAILABLE = /^(08|53|57|58)|^25006$/;
 
@@ -73,6 +74,8 @@ export function createDb({ url, directUrl, poolMax, statements, log }: DbDeps): 
   });
   // An idle connection that breaks is replaced at the next use; without a listener the process would end.
   pool.on('error', (error) => log.warn({ event: 'db_idle_connection_lost', error: error.message }));
+  // One in use: its statement fails with the same error.
+  pool.on('connect', (client) => client.on('error', () => {}));
 
   const guard = createHalfOpenGuard({ findWorking, log });
   if (!pooled) guardPool(pool, guard);
@@ -111,12 +114,26 @@ export function createDb({ url, directUrl, poolMax, statements, log }: DbDeps): 
     }
   }
 
+  async function send<R extends Row>(query: pg.QueryConfig): Promise<R[]> {
+    const client = await pool.connect().catch((error: Error & { code?: string }) => {
+      throw Object.assign(new NotSentError(error.message, { cause: error }), error.code && { code: error.code });
+    });
+    try {
+      const { rows } = await client.query<R>(query);
+      client.release();
+      return rows;
+    } catch (error) {
+      // What failed may have left the connection in any state.
+      client.release(error as Error);
+      throw error;
+    }
+  }
+
   async function run<R extends Row>(name: string, params: readonly unknown[], tries: number): Promise<R[]> {
     const text = statements[name];
     if (text === undefined) throw new Error(`there is no schema/queries/${name}.sql`);
     try {
-      const result = await pool.query<R>({ ...(pooled ? {} : { name }), text, values: params as unknown[] });
-      return result.rows;
+      return await send<R>({ ...(pooled ? {} : { name }), text, values: params as unknown[] });
     } catch (error) {
       const code = (error as { code?: string }).code ?? '';
       if (RETRYABLE.has(code) && tries < MAX_RETRIES) {
@@ -127,6 +144,9 @@ export function createDb({ url, directUrl, poolMax, statements, log }: DbDeps): 
     }
   }
 }
+
+/** A statement that found no connection. */
+class NotSentError extends Error {}
 
 /** The server's process, as it was told at the start. */
 const pidOf = (client: pg.ClientBase): number => (client as unknown as { processID: number }).processID;
@@ -153,10 +173,15 @@ function guardPool(pool: pg.Pool, guard: HalfOpenGuard): void {
   guard.start();
 }
 
-/** Whether PostgreSQL itself said that the statement failed: then nothing of it was committed. */
+/**
+ * Whether nothing of the statement was committed: PostgreSQL itself said that it failed, or it was never sent. When the
+ * server or the connection was about to go down (57P, 08), the commit may have come first.
+ */
 export function wasRolledBack(error: unknown): boolean {
-  for (let cause = error; cause instanceof Error; cause = cause.cause)
-    if (cause instanceof pg.DatabaseError) return cause.severity === 'ERROR';
+  for (let cause = error; cause instanceof Error; cause = cause.cause) {
+    if (cause instanceof NotSentError) return true;
+    if (cause instanceof pg.DatabaseError) return !/^(08|57P)/.test(cause.code ?? '');
+  }
   return false;
 }
 
@@ -173,6 +198,8 @@ function classify(name: string, error: unknown): unknown {
     return new Error(`DATABASE_URL leads to a pooler in transaction mode: set DATABASE_DIRECT_URL too (${message})`);
   if (code === LOCK_NOT_AVAILABLE)
     return new AppError('task_locked', 'Another transaction holds the task', { retryAfterS: 1, cause: error });
+  if (code === QUERY_CANCELED)
+    return new AppError('store_unavailable', 'The database took too long', { retryAfterS: 10, cause: error });
   const socket = /^E[A-Z_]+$/.test(code) || /timeout|terminat|not queryable|Connection/i.test(message);
   if (UNAVAILABLE.test(code) || RETRYABLE.has(code) || (socket && !/^\d/.test(code)))
     return new AppError('store_unavailable', 'The database cannot be reached right now', {

@@ -94,7 +94,8 @@ function createStream(res: Response, key: TaskKey): Stream {
       write();
     },
     beat: () => {
-      if (!res.writableNeedDrain) res.write(':\n\n');
+      // Ended is not yet gone: a client that does not read keeps what was written last.
+      if (!res.writableEnded && !res.writableNeedDrain) res.write(':\n\n');
     },
     end: () => res.end(),
   };

@@ -46,7 +46,8 @@ const ASKED_WITHIN_MS = 30_000;
 const DRAIN_PART = 5;
 /** The queue that the environment describes. */
 const QUEUE = 'default';
-export const NO_PARSER = 'PARSER_URL is not set: tasks are accepted and held';
+export const NO_PARSER =
+  "queue 'default' has no target: set PARSER_URL, or its targets; until then tasks are accepted and held";
 
 export function createHealth(deps: HealthDeps) {
   const { db, limiter, checks, metrics, notes, log } = deps;

@@ -39,7 +39,7 @@ export async function runParts(
     stopping = true;
     log.info({ event: 'stopping', signal });
     const until = performance.now() + shutdownTimeoutMs;
-    await starting.catch(() => {});
+    await withLimit(starting, shutdownTimeoutMs).catch(() => {});
     // No part may use up the time of those after it: a hung push must not keep the answers of others from leaving.
     const share = shutdownTimeoutMs / 2;
     for (const part of running.toReversed()) await stopPart(part, Math.min(until, performance.now() + share), log);

@@ -7,7 +7,7 @@ import { randomUUID } from 'node:crypto';
 import { createRequire } from 'node:module';
 import { type Config, ConfigError, loadConfig, usage } from './config.ts';
 import { createDb } from './db.ts';
-import { createDbShare } from './db-share.ts';
+import { apiShare, createDbShare } from './db-share.ts';
 import { startEmbeddedPostgres } from './embedded.ts';
 import { createEventRoutes } from './events.ts';
 import { type Check, createHealth, heldBecause, NO_PARSER } from './health.ts';
@@ -62,7 +62,7 @@ async function openStores(config: Config, log: Log) {
   const directUrl = config.DATABASE_DIRECT_URL;
   await migrate(directUrl ?? databaseUrl);
   const db = createDb({ url: databaseUrl, directUrl, poolMax: config.PG_POOL_MAX, statements: loadStatements(), log });
-  const api = createDbShare({ db, poolMax: config.PG_POOL_MAX });
+  const api = createDbShare({ db, max: apiShare(config.PG_POOL_MAX) });
   const redis = config.REDIS_URL ? createRedis({ url: config.REDIS_URL, scripts: loadScripts(), log }) : undefined;
   if (redis) await checkRedis(redis);
   const close = async () => {
@@ -215,7 +215,7 @@ function assemble(config: Config, log: Log, { db, api, redis }: Stores) {
     const port = await http.listen(config.HOST, config.PORT);
     const url = `http://${config.HOST.includes(':') ? `[${config.HOST}]` : config.HOST}:${port}`;
     publicUrl ??= url;
-    if (!config.PARSER_URL) log.warn({ event: 'no_parser', msg: NO_PARSER });
+    if (does('pusher') && queues.get('default')?.targets.length === 0) log.warn({ event: 'no_parser', msg: NO_PARSER });
     log.info({ event: 'listening', url, roles: config.ROLES, limiter: redis ? 'redis' : 'postgres' });
   };
 

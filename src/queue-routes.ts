@@ -1,5 +1,5 @@
 /**
- * Settings of queues, and their dead letters brought back (SPEC section 8). A write is one statement and in force here
+ * Settings of queues, and their dead letters brought back. A write is one statement and in force here
  * when it is answered; other instances read the table every second.
  */
 import { type Request, type Response, Router } from 'express';

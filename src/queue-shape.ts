@@ -1,5 +1,5 @@
 /**
- * A Queue as clients see it (SPEC section 8) and as the table queues keeps it: checks of the one, and the way to the other.
+ * A Queue as clients see it and as the table queues keeps it: checks of the one, and the way to the other.
  */
 import { z } from 'zod';
 import { MAX_DURATION_MS, MAX_PAYLOAD_BYTES, MAX_RESULT_BYTES, MAX_TIMER_MS, MIN_DURATION_MS } from './config.ts';

@@ -1,5 +1,5 @@
 /**
- * Words of the contract (SPEC section 1) and the task as clients see it. Pure.
+ * States and the task as clients see it. Pure.
  */
 
 /** Stored as int, shown by name. The order is the contract's. */
@@ -57,7 +57,7 @@ export type TaskRow = {
 
 const ms = (value: string | null): number | null => (value === null ? null : Number(value));
 
-/** The task of an answer (SPEC section 8): ids as strings, state by name, times in ms or null. */
+/** The task of an answer: ids as strings, state by name, times in ms or null. */
 export function showTask({ queue, taskId, taskVersion }: TaskKey, row: TaskRow): Record<string, unknown> {
   const percent = row.progress_percent ?? null;
   const message = row.progress_message ?? null;

@@ -1,9 +1,10 @@
 /**
- * Reading tasks, and what people do to them: cancel and retry (SPEC section 8).
+ * Reading tasks, and what people do to them: cancel and retry.
  */
 import { createHash } from 'node:crypto';
 import { type Request, type Response, Router } from 'express';
 import type { Db } from './db.ts';
+import { createDbShare } from './db-share.ts';
 import { AppError } from './errors.ts';
 import { sendJson } from './http.ts';
 import type { Journal } from './journal.ts';
@@ -30,8 +31,8 @@ export type TaskRouteDeps = {
   waiter: Waiter;
   /** After a retry by hand. */
   onRetried: () => void;
-  /** A lower version became claimable. */
-  onFreed: () => void;
+  /** A lower version of a task of these queues became claimable. */
+  onFreed: (queues: readonly string[]) => void;
   journal: Pick<Journal, 'cancelled' | 'retried'>;
 };
 
@@ -52,14 +53,17 @@ type AttemptRow = {
 };
 
 const VERSION = '/v1/tasks/:task_id/versions/:task_version';
+/** Lists that no index serves walk the table: they must not take the connections of submits. */
+const LISTS_AT_ONCE = 2;
 
 export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed, journal }: TaskRouteDeps): Router {
   const router = Router();
+  const lists = createDbShare({ db, max: LISTS_AT_ONCE });
 
   router.get('/v1/tasks', async (req, res) => {
     const query = checkParameters(listQuery, req.query);
     if (query.queue !== undefined) checkQueue(queues, query.queue);
-    const { tasks, cursor } = await listTasks(db, query);
+    const { tasks, cursor } = await listTasks(lists, query);
     sendJson(res, 200, JSON.stringify({ tasks, cursor }));
   });
 
@@ -105,7 +109,7 @@ export function createTaskRoutes({ db, queues, waiter, onRetried, onFreed, journ
     }
     if (cancelled?.has_blocked) {
       await db.query('order_versions', [[key.queue], [key.taskId], [key.taskVersion]]);
-      onFreed();
+      onFreed([key.queue]);
     }
     const row = await getTask(key, false);
     if (!cancelled && row.reason !== 'cancelled')

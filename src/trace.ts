@@ -4,7 +4,7 @@
  * OpenTelemetry API; without an SDK (telemetry.ts) spans are no-ops and only the ids travel.
  *
  * Nothing waits in an open span: a span is as long as the request or the commit it names; how long its task waited before
- * is in its attributes, and since when in its events. Names are the contract's; attributes and kinds are those of the semantic conventions for
+ * is in its attributes, and since when in its events. Attributes and kinds are those of the semantic conventions for
  * messaging (1.4x, in development), what is docsched's own is under `docsched.`.
  */
 import { randomFillSync } from 'node:crypto';

@@ -1,5 +1,5 @@
 /**
- * The shapes of requests (SPEC section 8): zod schemas that check them and that /openapi.json is generated from.
+ * The shapes of requests: zod schemas that check them and that /openapi.json is generated from.
  */
 import { z } from 'zod';
 import { AppError, type ErrorCode, type InputFault } from './errors.ts';

@@ -1,6 +1,6 @@
 -- Submits one task from a transaction of the caller's own: the same decisions as over HTTP (docsched_submit). Nobody sees
 -- the task before the commit, which also wakes the pushers; after a rollback nothing is left. Until then the task is held:
--- other submits of it wait.
+-- other submits of it wait, over HTTP for two seconds at most.
 --
 -- outcome: created | refreshed | recreated | existing | stale; status: of the task, where stale of the latest version (null
 -- when that is cleaned up). priority null: 5; max_retries null: the queue's, or as it was; traceparent null: a new trace.

@@ -1,4 +1,4 @@
--- Submits, decided by the table of SPEC section 2 as if they came one after another.
+-- Submits, decided by the table of docs/design.md as if they came one after another.
 --
 -- Arrays run in step; null run_at and max_retries mean "not named". Answers one row an entry, in no particular order:
 -- outcome created | refreshed | recreated | existing | stale | unknown_queue | locked; where stale, latest_version and

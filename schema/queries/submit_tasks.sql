@@ -1,4 +1,4 @@
--- Decides and stores a group of submits and answers one row an entry, in order: docsched_submit, SPEC section 2.
+-- Decides and stores a group of submits and answers one row an entry, in order: docsched_submit.
 -- $1 queue text[]  $2 task_id bigint[]  $3 task_version bigint[]  $4 priority int[]  $5 payload text[]
 -- $6 run_at bigint[] (null: not named)  $7 max_retries int[] (null: not named)  $8 traceparent text[]
 -- $9 probes int: nothing is waited for; entries whose key somebody else holds come back `locked`

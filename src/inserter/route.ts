@@ -1,5 +1,5 @@
 /**
- * POST /v1/tasks and /v1/tasks/batch (SPEC section 8).
+ * POST /v1/tasks and /v1/tasks/batch.
  */
 import { Router } from 'express';
 import { createAdmission } from '../admission.ts';

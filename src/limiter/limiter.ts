@@ -216,7 +216,7 @@ export function createLimiter(deps: LimiterDeps): Limiter {
   function fail(inForce: string, error: unknown): LimiterClosed {
     const closed = new LimiterClosed(unusable(error), { cause: error });
     if (epoch === inForce) enter({ status: 'closed', reason: closed.message });
-    lookSoon();
+    lookIn(LOOK_AGAIN_MS);
     return closed;
   }
 
@@ -224,7 +224,7 @@ export function createLimiter(deps: LimiterDeps): Limiter {
   function lose(inForce: string): never {
     const closed = new LimiterClosed('the slots were lost, or another epoch is in force');
     if (epoch === inForce) enter({ status: 'closed', reason: closed.message });
-    lookSoon();
+    lookIn(0);
     throw closed;
   }
 
@@ -271,8 +271,8 @@ export function createLimiter(deps: LimiterDeps): Limiter {
     if (started) timer = setTimeout(round, status === 'open' ? LOOK_EVERY_MS : LOOK_AGAIN_MS);
   }
 
-  function lookSoon(): void {
+  function lookIn(ms: number): void {
     clearTimeout(timer);
-    if (started) timer = setTimeout(round, 0);
+    if (started) timer = setTimeout(round, ms);
   }
 }

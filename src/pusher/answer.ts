@@ -1,5 +1,5 @@
 /**
- * What a parser's answer to a push means: the table of SPEC section 3, row by row. Pure.
+ * What a parser's answer to a push means: the answers in docs/design.md, row by row. Pure.
  */
 import { elementStarts, memberText } from '../json.ts';
 import { readStatusCode } from '../wire.ts';

@@ -4,7 +4,7 @@
  *
  * A level's next task stands at `start`, the one after it one `stride` (1 / weight) further on; the claim takes what
  * stands lowest. Deterministic but for the phase, which is random so that several instances do not move in step.
- * Bound (SPEC section 3): with backlogs at 80 and 20 only, each instance serves the second every fifth turn; eight
+ * Bound: with backlogs at 80 and 20 only, each instance serves the second every fifth turn; eight
  * interleaved instances delay that by at most one turn each, so any 200 consecutive claims hold at least 40 - 8 = 16%.
  *
  * In a level new tasks and retries stand in lanes of their own and take the level's turns in turn.

@@ -1,5 +1,5 @@
 /**
- * Steps (a) to (c) of the slot protocol (SPEC section 3): acquire slots, claim tasks, confirm.
+ * Steps (a) to (c) of the slot protocol (docs/design.md): acquire slots, claim tasks, confirm.
  *
  * Killed after (a): slots without attempts; reconcile drops them once older than ACQUIRE_TTL_MS.
  * Killed after (b): the attempts are open and unsent; they hold their slots until the deadline, then count as in doubt.
@@ -89,7 +89,10 @@ export const NOTHING: ClaimRound = { tasks: [], lost: [], claimedAt: 0, more: fa
 export function createClaimer({ db, limiter, chooser, targets, limits: limitsOf, onUnused, log }: ClaimerDeps) {
   return { claim };
 
-  /** Up to `room` tasks of the queue, of each level those from a place on. Throws when a store is away; what was taken by then is repaired (see above). */
+  /**
+   * Up to `room` tasks of the queue, of each level those from a place on. Throws when a store is away; what was taken by
+   * then is repaired (see above).
+   */
   async function claim(queue: Queue, room: number, from = BEGINNING): Promise<ClaimRound> {
     const epoch = limiter.epoch();
     if (epoch === null || room < 1) return NOTHING;

@@ -1,5 +1,5 @@
 /**
- * What follows from a parser's answers: the right-hand column of the table of SPEC section 3. The target's breaker is
+ * What follows from a parser's answers: the right-hand column of the answers in docs/design.md. The target's breaker is
  * told first, so that a task that goes back to Pending is not claimed for a target that just refused it; then the
  * attempts are settled, noted as accepted, or left in doubt.
  *
@@ -51,6 +51,8 @@ const REPORT: Record<PushAnswer['kind'], Report | null> = {
 const REPORTS: Report[] = ['answered', 'failed', 'busy', 'broken'];
 const SETTLE_RETRY_MS = 50;
 const SETTLE_RETRY_MAX_MS = 2_000;
+/** As long as PostgreSQL is away nobody else can close the attempt: an answer is kept at least this long. */
+const PATIENCE_MS = 60_000;
 const STATUS_MSG_MAX_CHARS = 2_000;
 const RESULT_TOO_LARGE = 'the result is larger than result_max_bytes';
 
@@ -101,15 +103,16 @@ export function createOutcomes({ settler, targets, acceptance, log }: OutcomesDe
     }
   }
 
-  /** Until PostgreSQL takes it or the deadline makes it the watcher's. */
+  /** Until PostgreSQL takes it; given up on only past the deadline, which progress may have moved, and after a while. */
   async function settle(task: ClaimedTask, claimedAt: number, what: Omit<Settlement, 'attemptId'>): Promise<void> {
+    const giveUpAt = Math.max(endOf(task, claimedAt), performance.now() + PATIENCE_MS);
     const statusMsg = what.statusMsg == null ? null : storable(what.statusMsg, STATUS_MSG_MAX_CHARS);
     for (let delayMs = SETTLE_RETRY_MS; ; delayMs = Math.min(delayMs * 2, SETTLE_RETRY_MAX_MS)) {
       try {
         await settler.settle({ ...what, statusMsg, attemptId: task.attempt_id });
         return;
       } catch (error) {
-        if (performance.now() > endOf(task, claimedAt)) {
+        if (performance.now() > giveUpAt) {
           log.error({
             event: 'settle_failed',
             task_id: task.task_id,

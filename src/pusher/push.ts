@@ -30,6 +30,9 @@ export type PushDeps = {
 const ANSWER_ENVELOPE_BYTES = 65_536;
 /** All results of a batch are held in memory together: what is longer does not fit one answer, and is called back. */
 const MAX_BATCH_ANSWER_BYTES = 32 * 1024 * 1024;
+/** While the database is away nobody can close an attempt either: a push is given up on after asking for a minute. */
+const ASK_AGAIN_MS = 1_000;
+const MAX_ASKED_IN_VAIN = 60;
 /** As random as an attempt id. */
 const KEY_BYTES = 24;
 /** An attempt id has 22 of these characters at least. */
@@ -100,20 +103,25 @@ export function createPush({ db, client, callbackUrl, observePush, log }: PushDe
       maxAnswerBytes: answerBytes(queue.result_max_bytes, tasks.length),
       ...(mode === 'async'
         ? { timeoutMs: push_timeout_ms }
-        : { timeoutMs: Math.max(1, sendBefore - performance.now()), moreTime: () => timeLeft(tasks) }),
+        : { timeoutMs: Math.max(1, sendBefore - performance.now()), moreTime: moreTimeFor(tasks) }),
     };
   }
 
   /** Until the last deadline of those still open, ms: the parser's progress may have moved it. */
-  async function timeLeft(tasks: readonly ClaimedTask[]): Promise<number> {
-    try {
-      const ids = tasks.map((task) => task.attempt_id);
-      const [row] = await db.query<{ left_ms: number }>('find_time_left', [ids]);
-      return row?.left_ms ?? 0;
-    } catch (error) {
-      log.warn({ event: 'find_time_left_failed', error: (error as Error).message });
-      return 0;
-    }
+  function moreTimeFor(tasks: readonly ClaimedTask[]): () => Promise<number> {
+    const ids = tasks.map((task) => task.attempt_id);
+    let failures = 0;
+    return async () => {
+      try {
+        const [row] = await db.query<{ left_ms: number }>('find_time_left', [ids]);
+        failures = 0;
+        return row?.left_ms ?? 0;
+      } catch (error) {
+        failures += 1;
+        if (failures === 1) log.warn({ event: 'find_time_left_failed', error: (error as Error).message });
+        return failures > MAX_ASKED_IN_VAIN ? 0 : ASK_AGAIN_MS;
+      }
+    };
   }
 
   function logAnswer(

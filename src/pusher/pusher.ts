@@ -22,7 +22,10 @@ import { intoRequests } from './request.ts';
 const MAX_REQUESTS = 256;
 /** Tasks on their way at once, however many slots there are: a connection each to parsers that answer when done. */
 const MAX_TASKS = 10_000;
-/** Payload on its way at once, in characters: beyond this nothing is claimed until some of it is answered. */
+/**
+ * Payload on its way at once, in characters: a claim takes no more tasks than fit beside it, as far as the largest of the
+ * claim before tells.
+ */
 const MAX_PAYLOAD = 128 * 1024 * 1024;
 /** Tasks of one claim: enough to make the commit cheap, few enough that several instances share a backlog. */
 const MAX_CLAIM = 128;
@@ -79,6 +82,7 @@ export function createPusher(deps: PusherDeps): Pusher {
   const onTheWay = new Set<Promise<void>>();
   let tasksOnTheWay = 0;
   let payloadOnTheWay = 0;
+  let largestPayload = 1;
 
   return {
     runOnce,
@@ -140,7 +144,9 @@ export function createPusher(deps: PusherDeps): Pusher {
   }
 
   function roomOf(queue: Queue): number {
-    return payloadOnTheWay > MAX_PAYLOAD ? 0 : mostOnTheWay(queue) - tasksOnTheWay;
+    const left = MAX_PAYLOAD - payloadOnTheWay;
+    if (left <= 0) return 0;
+    return Math.min(mostOnTheWay(queue) - tasksOnTheWay, Math.max(1, Math.floor(left / largestPayload)));
   }
 
   function send({ tasks: claimed, lost, claimedAt }: ClaimRound, before: Queue): void {
@@ -148,6 +154,7 @@ export function createPusher(deps: PusherDeps): Pusher {
     const queue = deps.queue() ?? before;
     const targetNow = ({ target }: ClaimedTask) => queue.targets.find(({ url }) => url === target.url) ?? target;
     const tasks = queue === before ? claimed : claimed.map((task) => ({ ...task, target: targetNow(task) }));
+    if (tasks.length > 0) largestPayload = Math.max(1, ...tasks.map(({ payload }) => payload.length));
     journal.claimed(queue.queue, tasks);
     journal.claimed(queue.queue, lost);
     for (const task of lost) start([task], outcomes.giveBack(task, claimedAt, 'its slot was taken by others'));

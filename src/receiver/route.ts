@@ -1,5 +1,5 @@
 /**
- * What parsers report: callbacks in both forms and in batches, and progress (SPEC section 4).
+ * What parsers report: callbacks in both forms and in batches, and progress.
  */
 import { type ErrorRequestHandler, type Request, type Response, Router } from 'express';
 import { createAdmission } from '../admission.ts';

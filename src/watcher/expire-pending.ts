@@ -18,7 +18,8 @@ export type ExpirePendingDeps = {
   db: Db;
   queues: Queues;
   onFinished: (keys: TaskKey[], rows: ExpiredRow[]) => void;
-  onFreed: () => void;
+  /** Versions that waited behind an expired one became claimable. */
+  onFreed: (queues: readonly string[]) => void;
 };
 
 export function createExpirePending({ db, queues, onFinished, onFreed }: ExpirePendingDeps) {
@@ -36,7 +37,7 @@ export function createExpirePending({ db, queues, onFinished, onFreed }: ExpireP
     onFinished(rows.map(keyOf), rows);
     if (heads.length > 0) {
       await db.query('order_versions', keyColumns(heads));
-      onFreed();
+      onFreed([queue]);
     }
     return rows.length;
   }

@@ -11,8 +11,8 @@ type Row = KeyRow & { status: number; hold: number };
 
 export type PromoteDeps = {
   db: Db;
-  /** Some became claimable. */
-  onPromoted: () => void;
+  /** Tasks of these queues became claimable. */
+  onPromoted: (queues: ReadonlySet<string>) => void;
   onStopped: (keys: TaskKey[]) => void;
 };
 
@@ -26,7 +26,8 @@ export function createPromote({ db, onPromoted, onStopped }: PromoteDeps) {
       const moved = rows.filter((row) => row.hold === 0);
       if (moved.length > 0) await db.query('order_versions', keyColumns(moved));
       onStopped(moved.filter((row) => row.status === STOPPED).map(keyOf));
-      if (moved.some((row) => row.status === PENDING)) onPromoted();
+      const promoted = moved.filter((row) => row.status === PENDING);
+      if (promoted.length > 0) onPromoted(new Set(promoted.map(({ queue }) => queue)));
       return rows.length;
     });
   }

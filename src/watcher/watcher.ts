@@ -49,7 +49,10 @@ export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
     start() {
       for (const job of jobs) {
         const schedule = cron.createTask(job.schedule, () => {}, { timezone: 'Etc/UTC' });
-        const tick = createTick({ next: () => schedule.getNextRuns(1)[0]!.getTime(), onDue: () => onDue(job) });
+        const tick = createTick({
+          next: () => schedule.getNextRuns(1)[0]!.getTime(),
+          onDue: () => void track(run(job)),
+        });
         ticks.set(job.name, tick);
         tick.start();
         noteOk(job);
@@ -84,21 +87,17 @@ export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
     failing.delete(name);
   }
 
-  function onDue(job: Job): void {
-    if (busy.has(job.name)) {
-      log.debug({ event: 'watcher_tick_skipped', job: job.name, reason: 'the run before is still going' });
-      return;
-    }
-    busy.add(job.name);
-    void track(run(job)).finally(() => busy.delete(job.name));
-  }
-
   function track(work: Promise<void>): Promise<void> {
     running.add(work);
     return work.finally(() => running.delete(work));
   }
 
   async function run(job: Job): Promise<void> {
+    if (busy.has(job.name)) {
+      log.debug({ event: 'watcher_tick_skipped', job: job.name, reason: 'the run before is still going' });
+      return;
+    }
+    busy.add(job.name);
     const startedAt = performance.now();
     try {
       const changed = await lease.run(job.name, () => complete(job));
@@ -114,6 +113,8 @@ export function createWatcher({ jobs, lease, db, observe, log }: WatcherDeps) {
       observe(job.name, 'failed', 0);
       if (!failing.has(job.name)) log.warn({ event: 'watcher_job_failed', job: job.name, error: message });
       failing.set(job.name, message);
+    } finally {
+      busy.delete(job.name);
     }
   }
 

@@ -1,5 +1,5 @@
 /**
- * The judge. Knows nothing of the service but SPEC: reads the submitters' and parsers' logs, and what the stores hold at
+ * The judge. Knows nothing of the service but what it promises: reads the submitters' and parsers' logs, and what the stores hold at
  * the end, and says what was broken, how much was done, and how long each fault was felt. Pure.
  */
 import { appliedTries, gatherAttempts, knownUntil, type SeenAttempt, surelyUntil } from './attempts.ts';

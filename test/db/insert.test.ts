@@ -1,4 +1,4 @@
-/** The decision table of SPEC section 2, row by row, on the real statement. */
+/** The decision table of docs/design.md, row by row, on the real statement. */
 import assert from 'node:assert/strict';
 import { after, before, describe, test } from 'node:test';
 import type pg from 'pg';

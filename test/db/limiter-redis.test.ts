@@ -1,6 +1,7 @@
 /** What is special to Redis: its data can vanish, come back older, or be out of reach, and it may be set up to evict. */
 import assert from 'node:assert/strict';
 import { after, afterEach, before, beforeEach, describe, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { LimiterClosed } from '../../src/limiter/limiter.ts';
 import { checkRedis, UnfitRedisError } from '../../src/limiter/redis.ts';
 import { createLog } from '../../src/log.ts';
@@ -128,6 +129,21 @@ describe('the redis limiter when Redis fails', () => {
     await server.restart({ empty: true });
     await opened(one);
     assert.deepEqual(await slotsOf(one, queue), ids.slice(1));
+  });
+
+  test('when it takes no writes, the limiter is closed until it does, says why, and does not open in between', async () => {
+    await one.limiter.start();
+    await withRedis(server.url, (client) => client.config('SET', 'maxmemory', '1'));
+    await assert.rejects(take(one, queue, newIds(1), 2), LimiterClosed);
+    const until = performance.now() + 1_000;
+    for (const seen = new Set<string>(); performance.now() < until; await sleep(10)) {
+      seen.add(one.limiter.state().status);
+      assert.deepEqual([...seen], ['closed']);
+    }
+    assert.match(one.limiter.state().reason!, /OOM/);
+    await withRedis(server.url, (client) => client.config('SET', 'maxmemory', '0'));
+    await eventually(() => one.limiter.state().status === 'open');
+    assert.equal((await take(one, queue, newIds(1), 2)).length, 1);
   });
 
   test('frozen, calls fail in seconds; thawed, what was released meanwhile is given back', async () => {

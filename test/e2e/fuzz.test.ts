@@ -1,5 +1,5 @@
 /**
- * Every route of /openapi.json under requests of any kind (SPEC invariant 8): bad input gets a 4xx problem that says what
+ * Every route of /openapi.json under requests of any kind (promise 8): bad input gets a 4xx problem that says what
  * is wrong and where, never a 5xx, never a partial write, and the process lives on, no larger than before.
  *
  * FUZZ_REQUESTS and FUZZ_SEED make another run of it; what failed names its seed.

@@ -1,4 +1,4 @@
-/** The HTTP API of SPEC section 8, from outside: what it answers, what it refuses, and that bad input leaves no trace. */
+/** The HTTP API, from outside: what it answers, what it refuses, and that bad input leaves no trace. */
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';

@@ -1,5 +1,7 @@
 /** How an instance ends: in time, with what it accepted kept; and how it refuses to begin. */
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { type AddressInfo, createServer, type Socket } from 'node:net';
 import { describe, test } from 'node:test';
 import { hang } from '../support/answers.ts';
 import { eventually } from '../support/eventually.ts';
@@ -8,7 +10,7 @@ import { startService } from '../support/process.ts';
 import { startRedis } from '../support/redis.ts';
 
 /** Ending a process takes a moment beside the time the parts are given. */
-const EXIT_MS = 1_000;
+const EXIT_MS = 8_000;
 
 describe('an instance that is told to stop', { concurrency: 2 }, () => {
   for (const limiter of LIMITERS) {
@@ -97,6 +99,20 @@ describe('an instance that is told to stop', { concurrency: 2 }, () => {
     const { code, ms } = await service.stop();
     assert.notEqual(code, 0);
     assert.ok(ms < EXIT_MS, `${ms} ms`);
+  });
+
+  test('ends in time while it still starts', async (t) => {
+    const silent = createServer().listen(0, '127.0.0.1');
+    t.after(() => silent.close());
+    await once(silent, 'listening');
+    const asked = once(silent, 'connection') as Promise<[Socket]>;
+    const DATABASE_URL = `postgres://nobody@127.0.0.1:${(silent.address() as AddressInfo).port}/nothing`;
+    const service = await startService({ ready: false, env: { DATABASE_URL, SHUTDOWN_TIMEOUT_MS: '300' } });
+    const [socket] = await asked;
+    t.after(() => socket.destroy());
+    const { code, ms } = await service.stop();
+    assert.equal(code, 0);
+    assert.ok(ms < 4_000, `${ms} ms`);
   });
 
   test('ends in time with Redis away', async (t) => {

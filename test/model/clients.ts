@@ -64,7 +64,7 @@ export function createClients({ db, sql, parts }: Ground, queue: string, scope: 
   }
 }
 
-/** SPEC section 2: what a submit is answered. */
+/** What a submit is answered (docs/design.md). */
 export function submitOutcome({ tasks, floor }: State, index: number): string {
   const highest = tasks.findLastIndex(({ status }) => status !== m.NO_ROW);
   if (Math.max(floor, highest) > index) return 'stale';
@@ -74,7 +74,7 @@ export function submitOutcome({ tasks, floor }: State, index: number): string {
   return status === m.PROCESSING || status === m.SUCCESS ? 'existing' : 'recreated';
 }
 
-/** SPEC section 4: what a callback is answered. */
+/** What a callback is answered. */
 export function callbackOutcome(state: State, attempt: m.Attempt): string {
   if (attempt.db === m.OPEN) return m.isCurrent(state, attempt) ? 'applied' : 'stale';
   return attempt.db === m.APPLIED ? 'duplicate' : 'stale';

@@ -12,7 +12,10 @@ export function claimable({ tasks }: State, { tasks: kind, broken }: Scope): num
   return broken === 'claim without the higher-version check' ? waiting.slice(0, 1) : waiting.slice(-1);
 }
 
-/** The rows that the instance's ids of the first stage get, which brings them to the second, in one commit; none under another epoch than the one in force. */
+/**
+ * The rows that the instance's ids of the first stage get, which brings them to the second, in one commit; none under
+ * another epoch than the one in force.
+ */
 export function claim(
   state: State,
   scope: Scope,
@@ -101,7 +104,7 @@ export function cancel(state: State, scope: Scope, index: number): void {
   task.attempt = 0;
 }
 
-/** SPEC section 2, policy `keep`. */
+/** The decision table of docs/design.md, policy `keep`. */
 export function submit(state: State, scope: Scope, index: number): string | undefined {
   state.submits -= 1;
   const task = state.tasks[index]!;

@@ -1,6 +1,6 @@
 /**
  * Looks at every state that the protocol can reach, breadth first, so that the first breach found is one of the
- * shortest. Checks in each: the invariants of SPEC section 11; and that what was begun ends well without any further
+ * shortest. Checks in each: the promises of docs/reliability.md; and that what was begun ends well without any further
  * fault: each state's first faultless step leads to another, and following them leads to a state where all is done.
  */
 import type { Scope, State } from './state.ts';

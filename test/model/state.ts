@@ -1,5 +1,5 @@
 /**
- * The push protocol (SPEC section 3) as a model: what PostgreSQL, the limiter's stores, two instances and the parsers
+ * The push protocol (docs/design.md) as a model: what PostgreSQL, the limiter's stores, two instances and the parsers
  * know. Small enough that every interleaving of its steps can be looked at (explore.ts), and true to the code: its
  * traces are replayed against the real components (replay.test.ts).
  */
@@ -230,7 +230,7 @@ export const storeInForce = (state: State): number =>
 export const isCurrent = (state: State, { task, n }: Attempt): boolean =>
   task >= 0 && state.tasks[task]!.attempt === n && state.tasks[task]!.status === PROCESSING;
 export const isDone = ({ status }: Task): boolean => status >= SUCCESS;
-/** As its parser sees it (SPEC section 1). */
+/** As its parser sees it. */
 export const isOutstanding = ({ parser, expired }: Attempt): boolean => parser === WORKS && !expired;
 /** An instance will soon do something about it by itself. */
 export const isInHand = ({ stage, release }: Attempt): boolean =>

@@ -1,4 +1,4 @@
-/** Whether an answer is one that docsched may give to a request: see SPEC section 8. */
+/** Whether an answer is one that docsched may give to a request. */
 import assert from 'node:assert/strict';
 import { ERROR_CODES, type ErrorCode } from '../../src/errors.ts';
 import type { Built, FuzzRequest, Route } from './fuzz.ts';

@@ -10,11 +10,14 @@ const sized = (bytes: number) => requestWith({ 'content-length': String(bytes) }
 const requestWith = (headers: Record<string, string>) =>
   Object.assign(new EventEmitter(), { get: (name: string) => headers[name] }) as unknown as Request & EventEmitter;
 
+/** The largest body of the route. */
+const MOST_BYTES = 800;
+
 /** Ends it; null when it was refused. */
 function enter(admission: Admission, req: Request): (() => void) | null {
   const res = new EventEmitter();
   try {
-    admission.admit(req, res as Response);
+    admission.admit(req, res as Response, MOST_BYTES);
     return () => void res.emit('close');
   } catch (error) {
     assert.ok(error instanceof AppError && error.code === 'overloaded' && error.extras.retryAfterS === 1);
@@ -52,4 +55,14 @@ test('a body in chunks counts as it arrives', () => {
   assert.equal(enter(admission, sized(1)), null);
   end!();
   assert.ok(enter(admission, sized(1)));
+});
+
+test('a compressed body counts as the largest that it may become', () => {
+  const admission = createAdmission({ maxBytes: 1_000, maxRequests: 100 });
+  const compressed = () => requestWith({ 'content-length': '10', 'content-encoding': 'gzip' });
+  const [first, second] = [enter(admission, compressed()), enter(admission, compressed())];
+  assert.ok(first && second);
+  assert.equal(enter(admission, compressed()), null);
+  first();
+  assert.ok(enter(admission, requestWith({ 'content-length': '10', 'content-encoding': 'identity' })));
 });

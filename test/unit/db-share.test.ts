@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import type { Db } from '../../src/db.ts';
-import { createDbShare } from '../../src/db-share.ts';
+import { apiShare, createDbShare } from '../../src/db-share.ts';
 import { AppError } from '../../src/errors.ts';
 
 /** A database whose statements end when they are told to. */
@@ -20,7 +20,7 @@ test('three connections are left to others, of a small pool half', async () => {
     [2, 1],
   ] as const) {
     const { db, running } = heldDb();
-    const share = createDbShare({ db, poolMax });
+    const share = createDbShare({ db, max: apiShare(poolMax) });
     const all = Array.from({ length: 12 }, () => share.query('any', []));
     await turn();
     assert.equal(running.length, most);
@@ -36,7 +36,7 @@ test('three connections are left to others, of a small pool half', async () => {
 test('who waits for a connection for five seconds, or behind two thousand others, is refused', async (t) => {
   t.mock.timers.enable({ apis: ['setTimeout'] });
   const { db, running } = heldDb();
-  const share = createDbShare({ db, poolMax: 2 });
+  const share = createDbShare({ db, max: 1 });
   const refused = (error: unknown) => error instanceof AppError && error.code === 'overloaded';
   const first = share.query('any', []);
   const waiting = Array.from({ length: 2_000 }, () => assert.rejects(share.query('any', []), refused));

@@ -22,14 +22,14 @@ function scripted() {
   return { front, step, pass: (ms: number) => (now += ms) };
 }
 
-test('claims begin at the highest place of their level that was claimed a second ago', () => {
+test('claims begin at the highest place of their level that was claimed a quarter of a second ago', () => {
   const { step } = scripted();
   assert.deepEqual(step(0, [1, 2, 3], { tookMs: 10_000 }).places, BEGINNING);
-  assert.deepEqual(step(999, [4]).places, BEGINNING);
+  assert.deepEqual(step(249, [4]).places, BEGINNING);
   assert.deepEqual(step(1, [5]).places, BEGINNING);
-  assert.deepEqual(step(999, [6], { level: 2 }).places, BEGINNING);
+  assert.deepEqual(step(249, [6], { level: 2 }).places, BEGINNING);
   assert.deepEqual(step(1, [7]).places, [4, 0, 0, 0, 0]);
-  assert.deepEqual(step(1_000, [8]).places, [5, 6, 0, 0, 0]);
+  assert.deepEqual(step(250, [8]).places, [5, 6, 0, 0, 0]);
 });
 
 test('a walk that is asked for is the next claim, or the one after that under way', () => {
@@ -46,13 +46,13 @@ test('a walk that is asked for is the next claim, or the one after that under wa
   assert.equal(step(0, []).full, false);
 });
 
-test('walks take a twentieth of the time, and there is one every 5 s', () => {
+test('walks take a twentieth of the time, and there is one every 30 s', () => {
   const { front, step } = scripted();
   assert.equal(step(0, [1]).full, true);
   assert.equal(front.walkInMs(), 20 * WALK_MS);
   assert.equal(step(199, [2]).full, false);
-  assert.equal(step(1, [3], { tookMs: 500 }).full, true);
-  assert.equal(step(4_999, []).full, false);
+  assert.equal(step(1, [3], { tookMs: 5_000 }).full, true);
+  assert.equal(step(29_999, []).full, false);
   assert.equal(step(1, []).full, true);
 });
 

@@ -112,6 +112,12 @@ test('an answer is settled again and again until the store takes it', async () =
   assert.deepEqual(log, ['answered:a', 'success!a']);
 });
 
+test('past the deadline it is kept for a while all the same: progress may have moved it', async () => {
+  const { outcomes, log } = scripted(3);
+  await outcomes.act(QUEUE, TASKS.slice(0, 1), [DONE], performance.now() - 61_000);
+  assert.deepEqual(log, ['answered:a', 'success!a']);
+});
+
 test('what was not sent goes back with the reason', async () => {
   const { outcomes, settled, log } = scripted();
   await outcomes.giveBack(TASKS[0]!, performance.now(), 'its slot was taken by others');

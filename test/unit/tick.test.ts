@@ -1,6 +1,5 @@
 /** The watcher's jobs come by the wall clock, and survive every step of it. */
 import assert from 'node:assert/strict';
-import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { type TestContext, test } from 'node:test';
 import type { Db } from '../../src/db.ts';
 import { createLog } from '../../src/log.ts';
@@ -38,15 +37,41 @@ function watch(t: TestContext) {
   };
 }
 
+test('a job whose lease was refused, and that runs by then, is not begun a second time', async (t) => {
+  let asked = 0;
+  let running = 0;
+  const looked: unknown[] = [];
+  const end = Promise.withResolvers<void>();
+  const watcher = createWatcher({
+    jobs: [{ name: 'long', schedule: '* * * * * *', runOnce: () => end.promise.then(() => 0) }],
+    lease: {
+      run: async (_job, work) => {
+        if (++asked === 1) return undefined;
+        running += 1;
+        return work();
+      },
+    },
+    db: { query: async (name: string) => (looked.push(name), []) } as unknown as Db,
+    observe: () => {},
+    log: createLog('silent'),
+  });
+  watcher.start();
+  t.after(() => watcher.stop());
+  // The holder may have died over it: so it is looked after when its lease is over.
+  await eventually(() => looked.includes('find_completed_job'));
+  await new Promise((resolve) => setImmediate(resolve));
+  assert.equal(running, 1);
+  end.resolve();
+});
+
 test('a clock that is stepped forward by a day makes each job run once, and holds nothing up', async (t) => {
   const { ran, step } = watch(t);
-  const delay = monitorEventLoopDelay({ resolution: 10 });
-  delay.enable();
+  const before = process.cpuUsage();
   step(DAY_MS);
-  await eventually(() => ran.length >= 5, { timeoutMs: 5_000 });
-  delay.disable();
+  await eventually(() => ran.length >= 5, { timeoutMs: 20_000 });
   assert.deepEqual(ran.toSorted(), ['a', 'b', 'c', 'd', 'e']);
-  assert.ok(delay.max < 1e9, `nothing else ran for ${Math.round(delay.max / 1e6)} ms`);
+  const usedMs = process.cpuUsage(before).user / 1_000;
+  assert.ok(usedMs < 5_000, `it took ${Math.round(usedMs)} ms of the processor`);
 });
 
 test('a clock that is stepped back by a day does not stop the jobs for a day', async (t) => {
