@@ -8,6 +8,7 @@ import { once } from 'node:events';
 import { chmodSync, globSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import pg from 'pg';
 import { startEmbeddedPostgres } from '../src/embedded.ts';
 import { createLog } from '../src/log.ts';
 import { findRedis } from './support/redis.ts';
@@ -46,6 +47,15 @@ function openDirectory(): string {
   return directory;
 }
 
+/** No power fails here, only processes, and what they wrote to the page cache stays: tests need not wait for the disk. */
+async function stopFsync(url: string): Promise<void> {
+  const client = new pg.Client(url);
+  await client.connect();
+  await client.query('ALTER SYSTEM SET fsync = off');
+  await client.query('SELECT pg_reload_conf()');
+  await client.end();
+}
+
 /** In a process group of its own, so that a signal reaches the tests and all they started, but not PostgreSQL. */
 async function runNode(args: string[], env: NodeJS.ProcessEnv): Promise<number> {
   const files = args.some((arg) => !arg.startsWith('-')) ? [] : globSync(TEST_FILES).sort();
@@ -62,6 +72,7 @@ async function main(args: string[]): Promise<number> {
   findRedis();
   const directory = openDirectory();
   const server = await startEmbeddedPostgres({ dataDir: directory, log: createLog('error') });
+  await stopFsync(server.url);
   const env = { ...process.env, TEST_POSTGRES_URL: server.url, TMPDIR: join(directory, 'tmp') };
   const code = interrupted ? 1 : await runNode(args, env);
   await server.stop();

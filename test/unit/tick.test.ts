@@ -42,6 +42,10 @@ test('a job whose lease was refused, and that runs by then, is not begun a secon
   let running = 0;
   const looked: unknown[] = [];
   const end = Promise.withResolvers<void>();
+  const query = async (name: string) => {
+    looked.push(name);
+    return [];
+  };
   const watcher = createWatcher({
     jobs: [{ name: 'long', schedule: '* * * * * *', runOnce: () => end.promise.then(() => 0) }],
     lease: {
@@ -51,7 +55,7 @@ test('a job whose lease was refused, and that runs by then, is not begun a secon
         return work();
       },
     },
-    db: { query: async (name: string) => (looked.push(name), []) } as unknown as Db,
+    db: { query } as unknown as Db,
     observe: () => {},
     log: createLog('silent'),
   });
