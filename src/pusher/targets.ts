@@ -142,6 +142,11 @@ export function createTargets({ db, queue, wake, log }: TargetsDeps): Targets {
 
   function learn(at: number, urls: readonly string[], records: readonly TargetRecord[]): void {
     for (const url of circuits.learn(at, urls, records)) recovered(url);
+    lookLater();
+  }
+
+  /** When the next of those left alone may be tried, and once a second while there are any that do not take all. */
+  function lookLater(): void {
     const waits = urlsNow().map((url) => circuits.waitMs(url) || LOOK_EVERY_MS);
     if (!circuits.allClosed()) wakeIn(Math.min(...waits, LOOK_EVERY_MS));
   }
@@ -225,7 +230,8 @@ export function createTargets({ db, queue, wake, log }: TargetsDeps): Targets {
     timerAt = Number.POSITIVE_INFINITY;
     if (isTimeToLook()) await look();
     if (circuits.allClosed() || states().some(({ state }) => state !== 'open')) wake();
-    if (!circuits.allClosed()) wakeIn(LOOK_EVERY_MS);
+    // It may have come a moment before a wait was over.
+    lookLater();
   }
 
   function states(): TargetState[] {

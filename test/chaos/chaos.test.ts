@@ -16,9 +16,24 @@ async function run(...args: string[]): Promise<{ code: number; output: string }>
   return { code, output: output + errors };
 }
 
+/** The run did not do enough to judge by: luck, or a slow machine. */
+const TOO_LITTLE = ['too few faults', 'did too little'];
+
+/** The rules that were broken, as listed below the table of a run. */
+function brokenIn(output: string): string[] {
+  const [, list = ''] = output.split(/^promises broken .*$/m);
+  return [...list.matchAll(/^ {2}(\S.*): \d+$/gm)].map(([, rule]) => rule!);
+}
+
 test('a minute in which every kind of fault strikes breaks no promise', async (t) => {
-  const { code, output } = await run('--minutes', '1', '--seed', String(Date.now() % 1_000_000));
+  const minute = () => run('--minutes', '1', '--seed', String(Date.now() % 1_000_000));
+  let { code, output } = await minute();
   t.diagnostic(output);
+  const broken = brokenIn(output);
+  if (code === 1 && broken.length > 0 && broken.every((rule) => TOO_LITTLE.includes(rule))) {
+    ({ code, output } = await minute());
+    t.diagnostic(output);
+  }
   assert.equal(code, 0, output);
 });
 

@@ -447,9 +447,11 @@ async function fillVersions(queue: string, tasks: number, versions: number, from
   );
 }
 
-const median = (values: number[]): number => values.toSorted((a, b) => a - b)[Math.floor(values.length / 2)]!;
+/** A claim that walks the 100,000 versions of one task costs some 200 times as much. */
+const MAX_COST_RATIO = 2;
+const lowerQuartile = (values: number[]): number => values.toSorted((a, b) => a - b)[Math.floor(values.length / 4)]!;
 
-/** Median ratio of the time of claims in `queue` to that in `base`, over interleaved runs. */
+/** Ratio of the time of claims in `queue` to that in `base`, over interleaved runs; of each the lower quartile. */
 async function costRatio(queue: string, base: string, room: number): Promise<number> {
   const times = { [queue]: [] as number[], [base]: [] as number[] };
   for (let run = 0; run < 60; run++)
@@ -463,7 +465,7 @@ async function costRatio(queue: string, base: string, room: number): Promise<num
       const columns = [heads.map(() => name), heads.map((t) => t.task_id), heads.map((t) => t.task_version)];
       if (heads.length > 0) await one.db.query('order_versions', columns);
     }
-  return median(times[queue]!) / median(times[base]!);
+  return lowerQuartile(times[queue]!) / lowerQuartile(times[base]!);
 }
 
 test('100,000 blocked versions cost a claim nothing, be they of many tasks or of one', async () => {
@@ -479,7 +481,7 @@ test('100,000 blocked versions cost a claim nothing, be they of many tasks or of
   ] as const) {
     // Noise only adds to one of the two: a ratio that is really above the bound stays above it.
     const ratios = [await costRatio(queue, base, room)];
-    while (ratios.at(-1)! > 1.2 && ratios.length < 4) ratios.push(await costRatio(queue, base, room));
-    assert.ok(ratios.at(-1)! <= 1.2, `${queue}: ${ratios.map((ratio) => ratio.toFixed(2))}`);
+    while (ratios.at(-1)! > MAX_COST_RATIO && ratios.length < 4) ratios.push(await costRatio(queue, base, room));
+    assert.ok(ratios.at(-1)! <= MAX_COST_RATIO, `${queue}: ${ratios.map((ratio) => ratio.toFixed(2))}`);
   }
 });

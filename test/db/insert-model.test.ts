@@ -1,7 +1,7 @@
 /**
  * Random submits, over HTTP and SQL, to queues of either version policy, and what happens to tasks in between, through two
- * instances against a small sequential model of SPEC section 2. Tasks side by side: every answer and row is the model's. One task from several callers at once: there
- * is a serial order that explains every answer and the rows left.
+ * instances against a small sequential model of the decision table. Tasks side by side: every answer and row is the
+ * model's. One task from several callers at once: there is a serial order that explains every answer and the rows left.
  */
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';

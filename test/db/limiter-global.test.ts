@@ -312,7 +312,7 @@ describe('the postgres limiter, whose acquires under a global limit wait for eac
       // As an acquire of another queue that has not committed.
       await client.query(`SELECT docsched_limiter_lock($1, 'b', 10)`, [one.limiter.epoch()]);
       const waiting = take(one, 'a', newIds(1), part(5));
-      await eventually(async () => (await world.sql.query('SELECT 1 FROM pg_locks WHERE NOT granted')).rowCount === 1);
+      await eventually(world.someoneWaits);
       await one.limiter.release('a', held.slice(0, 1));
       assert.deepEqual(await one.limiter.usage(['a']), new Map([['a', 1]]));
       await client.query('COMMIT');

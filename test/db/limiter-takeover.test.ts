@@ -40,6 +40,8 @@ describe('two limiter stores', () => {
   });
 
   const look = async ({ limiter }: Instance) => (await limiter.runOnce()).status;
+  /** As if the last proof had been left then, counted from now; after now: the next is not due, however slow the test. */
+  const seenAt = (ms: number) => world.sql.query('UPDATE limiter_state SET seen_at = docsched_now() + $1', [ms]);
   const takeOver = async (instance: Instance) => {
     await world.forgetProof();
     assert.equal(await look(instance), 'open');
@@ -58,9 +60,10 @@ describe('two limiter stores', () => {
 
   test('proof is left at most once a second, by whoever looks first', async () => {
     assert.equal((await world.inForce()).seen_by, a.instanceId);
+    await seenAt(+60_000);
     await look(twin);
     assert.equal((await world.inForce()).seen_by, a.instanceId);
-    await world.sql.query('UPDATE limiter_state SET seen_at = seen_at - 1000');
+    await seenAt(-1_000);
     assert.equal(await look(b), 'degraded');
     assert.equal((await world.inForce()).seen_by, a.instanceId, 'a store that is not in force proves nothing');
     await look(twin);
@@ -69,9 +72,9 @@ describe('two limiter stores', () => {
 
   test('a store not proven for three seconds is taken over, its open attempts counted and its later claims fenced', async () => {
     const ids = await claimWith(a, await take(a, queue, newIds(2), 3));
-    await world.sql.query('UPDATE limiter_state SET seen_at = docsched_now() - 2500');
+    await seenAt(-1_000);
     assert.equal(await look(b), 'degraded');
-    await world.sql.query('UPDATE limiter_state SET seen_at = docsched_now() - 3000');
+    await seenAt(-3_000);
     assert.equal(await look(b), 'open');
     assert.deepEqual(await slotsOf(b, queue), ids.sort());
 
@@ -94,10 +97,7 @@ describe('two limiter stores', () => {
     );
     await world.forgetProof();
     const looking = look(b);
-    await eventually(async () => {
-      const waiting = await world.sql.query(`SELECT 1 FROM pg_locks WHERE NOT granted`);
-      return waiting.rowCount === 1;
-    });
+    await eventually(world.someoneWaits);
     await client.query('COMMIT');
     client.release();
     assert.equal(await looking, 'open');

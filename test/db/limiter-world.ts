@@ -75,6 +75,13 @@ export async function createWorld(name: string) {
       ),
     inForce: async (): Promise<{ backend: string; epoch: string; seen_by: string }> =>
       (await sql.query('SELECT backend, epoch, seen_by FROM limiter_state')).rows[0],
+    /** Whether a statement in this database waits for another's lock. */
+    someoneWaits: async (): Promise<boolean> => {
+      const waiting = await sql.query(
+        `SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()`,
+      );
+      return waiting.rows.length > 0;
+    },
     /** As if no instance had proven the store in force for a minute. */
     forgetProof: async (): Promise<void> => {
       await sql.query('UPDATE limiter_state SET seen_at = docsched_now() - 60000');

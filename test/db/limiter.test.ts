@@ -160,10 +160,10 @@ onBothStores('', (place) => {
   scenario('reconciliation drops a slot without an open attempt only after ACQUIRE_TTL_MS', async ({ one, queue }) => {
     const [young] = await take(one, queue, newIds(1), 5);
     assert.equal(await reportOf(one), undefined);
-    await backdate(9_000);
+    await backdate(5_000);
     assert.equal(await reportOf(one), undefined);
     assert.deepEqual(await slotsOf(one, queue), [young]);
-    await backdate(1_000);
+    await backdate(5_000);
     assert.deepEqual(await reportOf(one), { queue, dropped: 1, added: 0, drift: 1 });
     assert.equal(await used(), 0);
   });

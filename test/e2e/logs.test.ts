@@ -84,22 +84,26 @@ test('what ends a task otherwise is a line too, and a failure is one at warn', a
   const place = await install(t, { limiter: 'postgres', env: { ...QUICK, LOG_LEVEL: 'debug' } });
   const service = await place.start();
   const { url } = place.parser;
-  await setQueue(service, 'brief', { targets: [{ url }], processing_expired_ms: 1_500, max_retries: 0 });
+  await setQueue(service, 'once', { targets: [{ url }], max_retries: 0 });
   await setQueue(service, 'held', { targets: [{ url }], pending_expired_ms: 100, paused: true, max_retries: 0 });
-  const brief = { queue: 'brief', task_version: 1, payload: null };
+  const once = { queue: 'once', task_version: 1, payload: null };
   place.parser.answerWith((...asked) =>
     ([accept, reset, reply(422), reply(429)][Number(asked[0][0]!.body.task_id)] ?? accept)(...asked),
   );
   const far = Date.now() + 60_000;
-  for (const task_id of [0, 1, 2]) await traced(service, '/v1/tasks', { ...brief, task_id });
-  await traced(service, '/v1/tasks', { ...brief, task_id: 3, queue: 'default' });
-  await traced(service, '/v1/tasks', { ...brief, task_id: 4, queue: 'held' });
-  await traced(service, '/v1/tasks', { ...brief, task_id: 5, queue: 'default', run_at: far });
+  for (const task_id of [0, 1, 2]) await traced(service, '/v1/tasks', { ...once, task_id });
+  await traced(service, '/v1/tasks', { ...once, task_id: 3, queue: 'default' });
+  await traced(service, '/v1/tasks', { ...once, task_id: 4, queue: 'held' });
+  await traced(service, '/v1/tasks', { ...once, task_id: 5, queue: 'default', run_at: far });
   await post(service, '/v1/tasks/5/versions/1/cancel');
-  await traced(service, '/v1/tasks', { ...brief, task_id: 6, queue: 'default' });
+  await traced(service, '/v1/tasks', { ...once, task_id: 6, queue: 'default' });
   const push = await pushOf(place, 6);
   await post(service, '/v1/tasks/6/versions/1/cancel');
   await place.parser.callback(push);
+  await service.waitForLine(({ event, outcome }) => event === 'push_answered' && outcome === 'in_doubt');
+  const isNoted = `SELECT 1 FROM attempts WHERE queue = 'once' AND accepted_at IS NOT NULL`;
+  await eventually(async () => assert.equal((await place.sql.query(isNoted)).rowCount, 1));
+  await place.sql.query(`UPDATE attempts SET deadline = docsched_now() - 1 WHERE queue = 'once' AND closed_at IS NULL`);
   const expected: unknown[][][] = [
     [
       ['task_claimed', 'debug'],
@@ -139,7 +143,7 @@ test('what ends a task otherwise is a line too, and a failure is one at warn', a
   assert.deepEqual([refused.http_status, refused.trace_id], [422, TRACE_ID]);
   assert.equal(linesOf(service).find(({ event }) => event === 'tasks_expired')!.count, 1);
   place.parser.answerWith(finish());
-  await traced(service, '/v1/tasks', { ...brief, task_id: 7, queue: 'default' });
+  await traced(service, '/v1/tasks', { ...once, task_id: 7, queue: 'default' });
   await ended(service, 7);
   await setQueue(service, 'default', {
     targets: [{ url }],
@@ -150,11 +154,11 @@ test('what ends a task otherwise is a line too, and a failure is one at warn', a
     await service.waitForLine(
       ({ event, job, changed }) => event === 'watcher_job_done' && job === name && Number(changed) > 0,
     );
-  await post(service, '/v1/tasks/2/versions/1/retry?queue=brief');
+  await post(service, '/v1/tasks/2/versions/1/retry?queue=once');
   await service.waitForLine(
     ({ event, task_id, trace_id }) => event === 'task_retried' && task_id === '2' && trace_id === TRACE_ID,
   );
-  await post(service, '/v1/queues/brief/redrive', { rate_per_s: 100 });
+  await post(service, '/v1/queues/once/redrive', { rate_per_s: 100 });
   const redriven = await service.waitForLine(({ event }) => event === 'redriven');
   assert.ok(Number(redriven.redriven) >= 1 && redriven.duration_ms !== undefined);
 });
@@ -239,10 +243,11 @@ async function driveEverything(place: Installation, service: RunningService): Pr
   ];
   parser.answerWith((...asked) => (answers[Number(asked[0][0]!.body.task_id) - 100] ?? accept)(...asked));
   await Promise.all(
-    answers.map(async (_, index) => {
+    answers.map(async (answer, index) => {
       const queue = `plain-${index}`;
       const url = `${parser.url}/${index}?token=${PLANTED.query}`;
-      await setQueue(service, queue, { targets: [{ url, push_timeout_ms: 200 }], max_retries: 0 });
+      const target = answer === hang ? { url, push_timeout_ms: 200 } : { url };
+      await setQueue(service, queue, { targets: [target], max_retries: 0 });
       await traced(service, '/v1/tasks', { task_id: 100 + index, task_version: 1, payload, queue });
       const push = await pushOf(place, 100 + index);
       await parser.progress(push, { percent: 1, message: `${PLANTED.progress} ${push.body.attempt_id}` });

@@ -20,7 +20,8 @@ import type { RunningService } from '../support/process.ts';
 
 /** More than an instance has on their way to parsers that answer soon. */
 const MANY = 600;
-const EXPIRED_MS = 1_000;
+/** Long enough for a push or a progress that a slow machine delays by a second. */
+const EXPIRED_MS = 3_000;
 const RESULT_MAX_BYTES = 10_000;
 
 describe('a synchronous parser', { concurrency: true }, () => {
@@ -104,23 +105,22 @@ describe('a synchronous parser', { concurrency: true }, () => {
       await t.test('is waited for until the deadline and no longer', async () => {
         await set({ processing_expired_ms: EXPIRED_MS });
         const closed = Promise.withResolvers<number>();
-        parser.answerWith(async (_pushes, req) => {
-          const began = performance.now();
+        parser.answerWith(async ([push], req) => {
           await once(req.socket, 'close');
-          closed.resolve(performance.now() - began);
+          closed.resolve(Date.now() - push!.body.deadline);
         });
         await submit(service, { task_id: 21 });
-        const waitedMs = await closed.promise;
-        assert.ok(waitedMs > EXPIRED_MS - 300 && waitedMs < EXPIRED_MS + 1_500, `${waitedMs} ms`);
+        const lateMs = await closed.promise;
+        assert.ok(lateMs > -50 && lateMs < 5_000, `${lateMs} ms after the deadline`);
         const task = await ended(service, 21);
         assert.deepEqual([task.status, task.reason], ['Failed', 'in_doubt_expired']);
       });
 
       await t.test('is waited for beyond that when its progress moved the deadline', async () => {
         parser.answerWith(async (pushes, req, res) => {
-          await sleep(EXPIRED_MS * 0.6);
+          await sleep(EXPIRED_MS / 2);
           await parser.progress(pushes[0]!, { percent: 50 });
-          await sleep(EXPIRED_MS * 0.8);
+          await sleep(pushes[0]!.body.deadline + 200 - Date.now());
           await finish({ result: 'at last' })(pushes, req, res);
         });
         await submit(service, { task_id: 22 });
@@ -136,7 +136,7 @@ describe('a synchronous parser', { concurrency: true }, () => {
         const pushed = await pushOf(parser.pushes, 31);
         const { code, ms } = await service.stop();
         assert.equal(code, 0);
-        assert.ok(ms < 3_000, `${ms} ms`);
+        assert.ok(ms < 8_000, `${ms} ms`);
         service = await place.start();
         assert.equal((await getTask(service, 31)).status, 'Processing');
         await eventually(async () => assert.equal(await place.slots(), 1));

@@ -12,8 +12,6 @@ import { ended, post, setQueue } from '../support/installation.ts';
 import type { Span } from '../support/otlp.ts';
 import { inTurn, newTrace, type Scene, startScene, traceIdOf } from '../support/otlp-scene.ts';
 
-/** An acceptance is noted within half a second. */
-const BRIEF_MS = 1_500;
 const INSERT = 'insert';
 const PUSH = 'push';
 const SETTLE = 'settle';
@@ -24,7 +22,7 @@ before(async () => {
   scene = await startScene();
   const targets = [{ url: scene.place.parser.url }];
   await setQueue(scene.service, 'sync', { targets: [{ ...targets[0], mode: 'sync' }] });
-  await setQueue(scene.service, 'brief', { targets, processing_expired_ms: BRIEF_MS, max_retries: 0 });
+  await setQueue(scene.service, 'once', { targets, max_retries: 0 });
   await setQueue(scene.service, 'held', { targets, pending_expired_ms: 100, paused: true });
 });
 after(() => scene.end());
@@ -134,9 +132,14 @@ test('a refusal is an error of the push, without the words of the parser', async
 
 test('what is in doubt and closed by the watcher ends in the task’s trace', async () => {
   const [doubtful, accepted] = [
-    await scene.submitted({ queue: 'brief' }, reset),
-    await scene.submitted({ queue: 'brief' }),
+    await scene.submitted({ queue: 'once' }, reset),
+    await scene.submitted({ queue: 'once' }),
   ];
+  for (const { traceId } of [doubtful, accepted]) await scene.collector.trace(traceId, [INSERT, PUSH]);
+  const { sql } = scene.place;
+  const isNoted = `SELECT 1 FROM attempts WHERE queue = 'once' AND accepted_at IS NOT NULL`;
+  await eventually(async () => assert.equal((await sql.query(isNoted)).rowCount, 1));
+  await sql.query(`UPDATE attempts SET deadline = docsched_now() - 1 WHERE queue = 'once'`);
   const [, push, settle] = await scene.collector.trace(doubtful.traceId, [INSERT, PUSH, SETTLE]);
   assert.equal(push!.attributes['error.type'], 'in_doubt');
   const names = ['docsched.settle.verdict', 'docsched.task.status', 'error.type'];

@@ -4,9 +4,9 @@ import { test } from 'node:test';
 import { eventually } from '../support/eventually.ts';
 import { install, LIMITERS, NO_RECONCILIATION, submitMany } from '../support/installation.ts';
 
-const TASKS = 900;
+const TASKS = 300;
 const LIMIT = 10;
-const WAVE_MS = 150;
+const WAVE_MS = 600;
 
 for (const limiter of LIMITERS) {
   test(`three instances keep a parser at the limit and never above it (${limiter})`, async (t) => {
