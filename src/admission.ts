@@ -7,10 +7,10 @@ import { AppError } from './errors.ts';
 
 export type Admission = {
   /**
-   * Counts the request and the bytes it declares until it is answered; those of a compressed body as the most it may
-   * become. Throws `overloaded`. Call it before reading.
+   * Counts the request and the bytes it declares until it is answered. Throws `overloaded`. Call it before reading, and
+   * what it returns after that with the bytes that were read: a compressed body is larger than it was declared.
    */
-  admit(req: Request, res: Response, mostBytes: number): void;
+  admit(req: Request, res: Response): (bytes: number) => void;
 };
 
 /** One for all: no stack is recorded when there is no time for it. */
@@ -21,7 +21,7 @@ export function createAdmission({ maxBytes, maxRequests }: { maxBytes: number; m
   let bytes = 0;
   let requests = 0;
   return {
-    admit: (req, res, mostBytes) => {
+    admit: (req, res) => {
       if (requests >= maxRequests || bytes >= maxBytes) throw OVERLOADED;
       let size = 0;
       const hold = (more: number) => {
@@ -29,16 +29,17 @@ export function createAdmission({ maxBytes, maxRequests }: { maxBytes: number; m
         bytes += more;
       };
       const declared = Number(req.get('content-length') ?? Number.NaN);
-      const compressed = (req.get('content-encoding') ?? 'identity') !== 'identity';
       requests += 1;
       // In chunks: as it arrives.
-      if (compressed) hold(mostBytes);
-      else if (Number.isNaN(declared)) req.on('data', (chunk: Buffer) => hold(chunk.length));
+      if (Number.isNaN(declared)) req.on('data', (chunk: Buffer) => hold(chunk.length));
       else hold(declared);
       res.once('close', () => {
         requests -= 1;
         hold(-size);
       });
+      return (read) => {
+        if (!res.closed) hold(Math.max(0, read - size));
+      };
     },
   };
 }

@@ -37,8 +37,11 @@ export function readBytes(
   return (req, res, next) => {
     if (!JSON_TYPE.test(req.get('content-type') ?? ''))
       throw new AppError('unsupported_media_type', 'Send the body with content-type: application/json');
-    admission?.admit(req, res, maxBytes);
-    read(req, res, (error?: unknown) => next(error && bodyError(error, maxBytes, code)));
+    const hold = admission?.admit(req, res);
+    read(req, res, (error?: unknown) => {
+      if (Buffer.isBuffer(req.body)) hold?.(req.body.length);
+      next(error && bodyError(error, maxBytes, code));
+    });
   };
 }
 
