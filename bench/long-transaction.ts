@@ -48,11 +48,11 @@ export async function longTransaction(
         const { tasksPerS } = await runLife(world, service, { ...load, tasks: TASKS });
         const after = await claims(service.database);
         const claimUs = ((after.ms - before.ms) * 1000) / (after.tasks - before.tasks);
-        const deadRows = await countDeadRows(service.database);
+        const { deadRows } = await tableStats(service.database);
         rounds[name].push({ minute, tasksPerS, claimUs, deadRows });
         say(`${name} ${Math.round(tasksPerS)}/s, claim ${Math.round(claimUs)} us a task, ${deadRows} dead rows`);
       }
-    const vacuums = await countVacuums(services.get('held')!.database);
+    const { vacuums } = await tableStats(services.get('held')!.database);
     const report = describe(limiter, rounds, elapsed(), vacuums);
     console.log(`\n${report}\n`);
     if (record) writeParts('reliability.md', { [`long transaction ${limiter}`]: report });
@@ -78,14 +78,11 @@ async function claims(database: Database): Promise<{ ms: number; tasks: number }
   return { ms: row.ms, tasks: Number(row.tasks) };
 }
 
-async function countDeadRows(database: Database): Promise<number> {
-  const [row] = await database.query<{ n: string }>('SELECT sum(n_dead_tup) AS n FROM pg_stat_user_tables');
-  return Number(row!.n);
-}
-
-async function countVacuums(database: Database): Promise<number> {
-  const [row] = await database.query<{ n: string }>('SELECT sum(autovacuum_count) AS n FROM pg_stat_user_tables');
-  return Number(row!.n);
+async function tableStats(database: Database): Promise<{ deadRows: number; vacuums: number }> {
+  const [row] = await database.query<{ dead: string; vacuums: string }>(
+    'SELECT sum(n_dead_tup) AS dead, sum(autovacuum_count) AS vacuums FROM pg_stat_user_tables',
+  );
+  return { deadRows: Number(row!.dead), vacuums: Number(row!.vacuums) };
 }
 
 function describe(limiter: Limiter, rounds: Record<Name, Round[]>, minutes: number, vacuums: number): string {
